@@ -1,0 +1,395 @@
+"""Text to batches of tokens: read, split, tokenise, pack, shuffle.
+
+1. `read_documents`: files, folders and globs of text or JSONL; by default the Python standard
+   library's own source, which is on every machine that runs this.
+2. `split_documents`: whole documents are held out, so no window of them is ever trained on.
+3. `prepare`: a byte-level BPE is trained on the training documents and every document encoded,
+   once; the result is cached under a hash of the text and read back memory-mapped.
+4. Packing: one stream of tokens, a separator before each document, cut into windows of T + 1
+   tokens that overlap by one, so that each token is predicted exactly once per pass.
+5. `train_batches`: windows shuffled anew in each pass, with a position that can be saved.
+
+Byte-level BPE loses nothing, so a loss in nats per token can be told in bits per byte of text,
+which does not depend on the vocabulary.
+"""
+
+import glob
+import hashlib
+import json
+import math
+import os
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Encoding uses threads, and only here; saying so keeps tokenizers from warning at a later fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+import grain
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from jzero.errors import JzeroError
+
+SEPARATOR = "<|document|>"  # token 0, before each document
+HELD_OUT = 0.02  # of the corpus's text
+LONGEST = 50  # no document is longer than 1/50 of the corpus: longer ones are cut at a line break
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")  # what is read from a folder
+CACHE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A tokenised corpus: two streams of token numbers, and the tokenizer that made them.
+
+    `train` and `held_out` are one-dimensional, memory-mapped and read-only; `held_out_bytes` is the
+    length of the held-out documents in UTF-8.
+    """
+
+    tokenizer: Tokenizer
+    train: np.ndarray
+    held_out: np.ndarray
+    held_out_bytes: int
+
+    def bits_per_byte(self, nats_per_token: float) -> float:
+        """The mean loss over the held-out tokens, told per byte of held-out text."""
+        predicted = len(self.held_out) - 1
+        return nats_per_token * predicted / (math.log(2) * self.held_out_bytes)
+
+    def unigram_bits_per_byte(self) -> float:
+        """What the best model that sees no context needs: the entropy of the held-out tokens."""
+        counts = np.unique(self.held_out[1:], return_counts=True)[1]
+        shares = counts / counts.sum()
+        return self.bits_per_byte(float(-(shares * np.log(shares)).sum()))
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_documents(paths: Sequence[str | Path] = ()) -> list[str]:
+    """The texts of all documents, without repetitions, in a fixed order.
+
+    Arguments:
+        paths: files (`.jsonl`: one object with a "text" field a line; anything else: text), folders
+            (searched for `TEXT_SUFFIXES`), or globs; none for the Python standard library.
+
+    Raises:
+        JzeroError: for a path that is not there, or a file without readable text.
+    """
+    if not paths:
+        texts = standard_library()
+    else:
+        texts = [text for path in expand(paths) for text in read_file(path)]
+    return list(dict.fromkeys(text for text in texts if text.strip()))
+
+
+def standard_library() -> list[str]:
+    """The source files of the running Python's library, without what is installed beside it."""
+    root = Path(sysconfig.get_path("stdlib"))
+    # Tests, and the tables of character encodings, are hardly text.
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
+    texts = []
+    for path in sorted(root.rglob("*.py")):
+        if skipped.isdisjoint(path.relative_to(root).parts):
+            try:
+                texts.append(path.read_bytes().decode())
+            except (OSError, UnicodeDecodeError):
+                continue  # a handful of files are in another encoding on purpose
+    if not texts:
+        raise JzeroError(f"no source of the Python standard library under {root}: give --data")
+    return texts
+
+
+def expand(paths: Sequence[str | Path]) -> list[Path]:
+    """Files named by `paths`: themselves, those in a folder, or those that a glob matches."""
+    files: list[Path] = []
+    for name in map(str, paths):
+        path = Path(name).expanduser()
+        if path.is_dir():
+            found = sorted(f for f in path.rglob("*") if f.suffix in TEXT_SUFFIXES and f.is_file())
+            if not found:
+                raise JzeroError(f"{name}: the folder holds no {', '.join(TEXT_SUFFIXES)} file")
+        elif path.exists():
+            found = [path]
+        elif glob.has_magic(name):
+            matches = sorted(glob.glob(str(path), recursive=True))
+            found = [match for match in map(Path, matches) if match.is_file()]
+            if not found:
+                raise JzeroError(f"{name}: the pattern matches no file")
+        else:
+            raise JzeroError(f"{name}: no such file or folder")
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def read_file(path: Path) -> list[str]:
+    """The documents in one file: its text, or the "text" of each line of a `.jsonl`."""
+    try:
+        whole = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise JzeroError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise JzeroError(
+            f"{path}: not UTF-8 at byte {error.start}: convert it first (iconv -t utf-8)"
+        ) from error
+    if not whole.strip():
+        raise JzeroError(f"{path}: the file is empty")
+    if path.suffix != ".jsonl":
+        return [whole]
+    return [
+        read_line(f"{path}:{number}", line)
+        for number, line in enumerate(whole.split("\n"), start=1)
+        if line.strip()
+    ]
+
+
+def read_line(place: str, line: str) -> str:
+    """The "text" of one line of JSONL."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise JzeroError(f"{place}: not JSON: {error.msg} at column {error.colno}") from error
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        found = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+        raise JzeroError(f'{place}: no "text" field that is a string (found: {found or "nothing"})')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise JzeroError(f"{place}: the text holds half a surrogate pair") from error
+    return text
+
+
+# --- splitting -----------------------------------------------------------------------------------
+
+
+def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Documents to train on, and documents held out (about `HELD_OUT` of the text).
+
+    The choice depends on the documents alone, so that runs with different seeds compare.
+    """
+    limit = max(sum(map(len, documents)) // LONGEST, 1024)
+    # Cutting may make equal pieces; equal pieces must not stand on both sides of the split.
+    pieces = list(dict.fromkeys(piece for text in documents for piece in cut(text, limit)))
+    wanted = HELD_OUT * sum(map(len, pieces))
+    if len(pieces) < 2:
+        raise JzeroError("the corpus is too small for a held-out part: give --data more text")
+    order = [int(index) for index in np.random.default_rng(0).permutation(len(pieces))]
+    order.sort(key=lambda index: len(pieces[index]) > wanted / 10)  # rather many than few
+    held_out: set[int] = set()
+    size = 0
+    for index in order:
+        if size >= wanted:
+            break
+        held_out.add(index)
+        size += len(pieces[index])
+    return (
+        [piece for index, piece in enumerate(pieces) if index not in held_out],
+        [piece for index, piece in enumerate(pieces) if index in held_out],
+    )
+
+
+def cut(text: str, limit: int) -> Iterator[str]:
+    """Pieces of at most `limit` characters that join to `text`, each ending a line if it can."""
+    start = 0
+    while len(text) - start > limit:
+        end = text.rfind("\n", start + limit // 2, start + limit) + 1 or start + limit
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+# --- tokenising, once ----------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where tokenised corpora are kept: `$XDG_CACHE_HOME/jzero/lm`, or under `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jzero" / "lm"
+
+
+def prepare(
+    paths: Sequence[str | Path] = (), vocabulary: int = 4096, cache: Path | None = None
+) -> Corpus:
+    """Read, split and tokenise a corpus, or take it from the cache.
+
+    Arguments:
+        paths: as `read_documents` takes them.
+        vocabulary: the most tokens that the tokenizer may have, the 256 bytes and the separator
+            included; a small corpus gives fewer.
+        cache: folder to keep results in; `cache_folder()` by default.
+
+    Raises:
+        JzeroError: for unreadable or too little text, or a cache that cannot be written.
+    """
+    if vocabulary < 257:
+        raise JzeroError(f"vocabulary {vocabulary} does not hold the 256 bytes and a separator")
+    documents = read_documents(paths)
+    key = hashlib.sha256(f"{CACHE_FORMAT} {vocabulary} {HELD_OUT} {LONGEST}".encode())
+    for text in documents:
+        encoded = text.encode()
+        key.update(len(encoded).to_bytes(8, "little"))
+        key.update(encoded)
+    folder = (cache or cache_folder()) / key.hexdigest()[:24]
+    if not folder.exists():
+        try:
+            write_corpus(folder, documents, vocabulary)
+        except OSError as error:
+            raise JzeroError(
+                f"{folder.parent}: the cache cannot be written ({error.strerror}): "
+                "set XDG_CACHE_HOME to another folder"
+            ) from error
+    return read_corpus(folder)
+
+
+def write_corpus(folder: Path, documents: Sequence[str], vocabulary: int) -> None:
+    """Tokenise into `folder`, which appears complete or not at all."""
+    train, held_out = split_documents(documents)
+    tokenizer = train_tokenizer(train, vocabulary)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    try:
+        tokenizer.save(str(unfinished / "tokenizer.json"))
+        np.save(unfinished / "train.npy", encode(tokenizer, train))
+        np.save(unfinished / "held_out.npy", encode(tokenizer, held_out))
+        held_out_bytes = sum(len(text.encode()) for text in held_out)
+        (unfinished / "corpus.json").write_text(json.dumps({"held_out_bytes": held_out_bytes}))
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.exists():  # otherwise another process was first, with the same content
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def read_corpus(folder: Path) -> Corpus:
+    """A corpus that `write_corpus` has written."""
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # Text that spells out the separator is text.
+        tokenizer.encode_special_tokens = True
+        return Corpus(
+            tokenizer,
+            train=np.load(folder / "train.npy", mmap_mode="r"),
+            held_out=np.load(folder / "held_out.npy", mmap_mode="r"),
+            held_out_bytes=json.loads((folder / "corpus.json").read_text())["held_out_bytes"],
+        )
+    except Exception as error:  # tokenizers raises plain Exception
+        raise JzeroError(f"{folder}: the cached corpus is damaged: delete this folder") from error
+
+
+def train_tokenizer(documents: Sequence[str], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE of at most `vocabulary` tokens; the same documents give the same one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, documents: Sequence[str]) -> np.ndarray:
+    """One stream: before each document a separator (0), then its tokens."""
+    small = tokenizer.get_vocab_size() <= 1 << 16
+    parts = []
+    for start in range(0, len(documents), 256):  # by parts: encodings are far larger than tokens
+        for encoding in tokenizer.encode_batch_fast(documents[start : start + 256]):
+            parts.append(np.array([0, *encoding.ids], np.uint16 if small else np.uint32))
+    return np.concatenate(parts)
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+class Windows:
+    """A stream of tokens as windows [T + 1]; the last token of each is the first of the next."""
+
+    def __init__(self, tokens: np.ndarray, context: int):
+        self.tokens = tokens
+        self.context = context
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        start = int(index) * self.context
+        return {"tokens": self.tokens[start : start + self.context + 1].astype(np.int32)}
+
+
+def train_batches(
+    corpus: Corpus,
+    context: int,
+    rows: int,
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> grain.DatasetIterator:
+    """An endless iterator of `{"tokens": int32 [rows / process_count, context + 1]}`.
+
+    Batch i holds the same windows whatever the number of processes, each of which gets its share
+    of the rows. `get_state()` is a small dict that JSON can hold; `set_state()` goes on from it.
+
+    Arguments:
+        corpus: from `prepare`.
+        context: T, the tokens that a row predicts.
+        rows: rows of the global batch.
+        seed: of the shuffle, which differs in every pass over the corpus.
+        process_index, process_count: `jax.process_index()`, `jax.process_count()`.
+
+    Raises:
+        JzeroError: where the corpus does not fill one batch, or processes do not divide the rows.
+    """
+    share = rows_per_process(rows, process_count)
+    windows = Windows(corpus.train, context)
+    if len(windows) < rows:
+        raise JzeroError(
+            f"the corpus fills {len(windows)} windows of {context} tokens, a batch needs {rows}: "
+            "give --data more text, or make the batch smaller"
+        )
+    dataset = grain.MapDataset.source(windows).seed(seed).shuffle().repeat()
+    dataset = dataset[process_index::process_count].batch(share)
+    # One thread reads ahead; processes would cost more than they bring for a memory-mapped array.
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+
+
+def held_out_batches(
+    corpus: Corpus,
+    context: int,
+    rows: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[dict[str, np.ndarray]]:
+    """One pass over the held-out stream, every token predicted once.
+
+    Yields `tokens` int32 [rows / process_count, context + 1] and `weights` float32
+    [rows / process_count, context], 0 over the padding at the end; as many batches in every
+    process.
+    """
+    share = rows_per_process(rows, process_count)
+    predicted = len(corpus.held_out) - 1
+    for first in range(0, predicted, rows * context):
+        begin = first + process_index * share * context
+        stream = corpus.held_out[begin : begin + share * context + 1].astype(np.int32)
+        stream = np.pad(stream, (0, share * context + 1 - len(stream)))
+        starts = context * np.arange(share)[:, None]
+        real = begin + starts + np.arange(context) < predicted
+        yield {
+            "tokens": stream[starts + np.arange(context + 1)],
+            "weights": real.astype(np.float32),
+        }
+
+
+def rows_per_process(rows: int, process_count: int) -> int:
+    if rows % process_count:
+        raise JzeroError(f"a batch of {rows} rows does not divide among {process_count} processes")
+    return rows // process_count

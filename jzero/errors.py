@@ -1,0 +1,9 @@
+"""Errors meant for the person who called jzero; a command turns them into one line and exit code 2."""
+
+
+class JzeroError(ValueError):
+    """Something the caller can mend: the message says what was wrong, where, and what to do."""
+
+
+class ConfigError(JzeroError):
+    """A configuration that jzero cannot honour; the message starts with the key's full path."""

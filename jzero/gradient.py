@@ -1,0 +1,332 @@
+"""Loss and gradients: the region that is manual over the ZeRO axes.
+
+Its in_specs and out_specs are the stage: parameters enter as they are stored, gradients leave as
+the optimizer takes them. Every collective of a step but the update's last gather is in here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jzero.errors import JzeroError
+from jzero.gather import Recipe, Sharded, manually, scatter
+from jzero.layout import Layout
+from jzero.losses import Mean, mean_value
+from jzero.models.model import Model
+from jzero.partition import Leaf, is_float
+from jzero.paths import flatten, unflatten
+
+
+class Gradients(NamedTuple):
+    """What the region hands out.
+
+    Attributes:
+      grads: path -> gradient of scale x loss x `divisor`, summed over the data axes; sharded from
+        stage 1 on. In the communication dtype, or the accumulation dtype if micro-batches were
+        accumulated after their reduction.
+      divisor: float32 scalar by which the gradients are still to be divided.
+      loss: float32 scalar, the mean over the global batch.
+      aux: the loss function's other outputs, as means over the global batch.
+      variables: the model's other variables after the step.
+    """
+
+    grads: dict[str, jax.Array]
+    divisor: jax.Array
+    loss: jax.Array
+    aux: Any
+    variables: Any
+
+
+@dataclass(frozen=True)
+class Region:
+    """The manual region of a layout.
+
+    Attributes:
+      layout: where everything lives.
+      model: the model's description.
+      params: a pytree like the parameters, for its structure.
+      loss_fn: loss_fn(model, batch, rng) -> scalar, `Mean`, or either with aux.
+      accumulation: micro-batches in a step.
+      wrap: applied to the local loss before it is differentiated (jzero.regather).
+    """
+
+    layout: Layout
+    model: Model
+    params: Any
+    loss_fn: Callable[..., Any]
+    accumulation: int = 1
+    wrap: Callable[[Callable], Callable] = lambda f: f
+
+    def gradients(self, values, variables, batch, rng, scale) -> Gradients:
+        """Gradients of a global batch.
+
+        Arguments:
+          values: path -> parameter as stored.
+          variables: the model's other variables, whole.
+          batch: pytree of global arrays [rows, ...].
+          rng: key of this step.
+          scale: float32, the loss scale.
+        """
+        self._check_rows(batch)
+        mesh = self.layout.mesh
+        grad_specs = {
+            path: self.layout.manual_spec(leaf, leaf.shard_state)
+            for path, leaf in self.layout.trained.items()
+        }
+        whole = PartitionSpec()
+        return self._manual(
+            self._local_gradients,
+            (self._value_specs(), whole, PartitionSpec(mesh.manual_data_axes), whole, whole),
+            Gradients(grad_specs, whole, whole, whole, whole),
+        )(values, variables, batch, rng, scale)
+
+    def losses(self, values, variables, batch, rng) -> tuple[jax.Array, Any]:
+        """The loss and aux of a global batch, without gradients."""
+        self._check_rows(batch)
+        whole = PartitionSpec()
+        rows = PartitionSpec(self.layout.mesh.manual_data_axes)
+        return self._manual(
+            self._local_losses, (self._value_specs(), whole, rows, whole), whole
+        )(values, variables, batch, rng)
+
+    def trace(self, params, variables, batch) -> None:
+        """Traces the loss once for given parameters, to see how it reads them (jzero.probe)."""
+
+        def local(batch):
+            bound = self.model.bind(params, variables, lambda key: key)
+            self.loss_fn(bound, batch, jax.random.key(0))
+            return ()
+
+        self._check_rows(batch)
+        self._manual(local, PartitionSpec(self.layout.mesh.manual_data_axes), ())(batch)
+
+    def _manual(self, f, in_specs, out_specs):
+        mesh = self.layout.mesh
+        return jax.shard_map(
+            f,
+            mesh=mesh.manual,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=set(mesh.manual_data_axes),
+            check_vma=False,
+        )
+
+    def _value_specs(self):
+        return {
+            path: self.layout.manual_spec(leaf, leaf.shard_parameter)
+            for path, leaf in self.layout.leaves.items()
+        }
+
+    def _check_rows(self, batch):
+        data = self.layout.mesh.data_size
+        need = data * self.accumulation
+        first = None
+        for path, x in flatten(batch).items():
+            if not x.shape:
+                raise JzeroError(
+                    f"batch[{path}] is a scalar; every leaf of a batch has rows in dim 0"
+                )
+            first = first or (path, x.shape[0])
+            if x.shape[0] != first[1]:
+                raise JzeroError(
+                    f"batch[{path}] has {x.shape[0]} rows but batch[{first[0]}] has {first[1]}; "
+                    f"every leaf of a batch has the same rows in dim 0"
+                )
+        if first is None:
+            raise JzeroError("the batch has no arrays")
+        if first[1] % need:
+            axes = " x ".join(f"{a}={self.layout.mesh.storage.shape[a]}" for a in
+                              self.layout.mesh.data_axes)
+            raise JzeroError(
+                f"a batch of {first[1]} rows does not split into {data} devices (mesh axes {axes}) "
+                f"x {self.accumulation} micro-batches: give a multiple of {need} rows"
+            )
+
+    # Below, everything runs on one device's piece.
+
+    def _bind(self, values, taps, variables, fold):
+        recipes = self._recipes()
+        sharded = {p: Sharded(values[p], taps.get(p), recipes[p]) for p in values}
+        return self.model.bind(unflatten(self.params, sharded), variables, fold)
+
+    def _recipes(self) -> dict[str, Recipe]:
+        accumulate = self.accumulation > 1
+        return {p: self.layout.recipe(x, accumulate) for p, x in self.layout.leaves.items()}
+
+    def _local_gradients(self, values, variables, batch, rng, scale) -> Gradients:
+        taps = self._taps()
+        rng = jax.random.fold_in(rng, self._device_index())
+        changed: set[str] = set()
+
+        def micro(variables, rows, index):
+            key = jax.random.fold_in(rng, index)
+            return self._micro_batch(values, taps, variables, rows, key, scale, changed)
+
+        if self.accumulation == 1:
+            grads, sums, variables = micro(variables, batch, 0)
+        else:
+            grads, sums, variables = self._accumulate(micro, variables, batch)
+        loss, aux = jax.tree.map(lambda m: mean_value(*m), sums[0], is_leaf=_is_mean)
+        with jax.named_scope("zero_reduce"):
+            grads = {p: self._finish(self.layout.leaves[p], g) for p, g in grads.items()}
+        return Gradients(grads, sums[1], loss, aux, self._average(variables, changed))
+
+    def _local_losses(self, values, variables, batch, rng):
+        rng = jax.random.fold_in(rng, self._device_index())
+        bound = self._bind(values, {}, variables, self._fold(rng))
+        loss, aux = _split_aux(self.loss_fn(bound, batch, rng))
+        sums = self._global((loss, aux))
+        return jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
+
+    def _micro_batch(self, values, taps, variables, rows, key, scale, changed):
+        """One micro-batch: gradients, ((loss, aux) as global Means, relative weight), variables."""
+
+        def local_loss(taps):
+            bound = self._bind(values, taps, variables, self._fold(key))
+            loss, aux = _split_aux(self.loss_fn(bound, rows, key))
+            after = self.model.collect(bound, variables)
+            changed.update(_changed(variables, after))
+            return loss.total, (loss.weight, aux, after)
+
+        total, pull, (weight, aux, after) = jax.vjp(self.wrap(local_loss), taps, has_aux=True)
+        ((total, weight), aux) = self._global((Mean(total, weight), aux))
+        # Seeded by the weight of the whole micro-batch, gradients have the size of a mean's: sums
+        # would overflow fp16. A micro-batch without weight contributes nothing.
+        seed = jnp.where(weight == 0, 0.0, scale / jnp.where(weight == 0, 1.0, weight))
+        (grads,) = pull(seed)
+        relative = weight / self.layout.mesh.data_size
+        return grads, ((Mean(total, weight), aux), relative), after
+
+    def _accumulate(self, micro, variables, batch):
+        """Runs the micro-batches in a loop: the sums of their weighted gradients."""
+        split = jax.tree.map(
+            lambda x: x.reshape(self.accumulation, x.shape[0] // self.accumulation, *x.shape[1:]),
+            batch,
+        )
+        dtype = self.layout.policy.accumulation
+
+        def body(carry, xs):
+            acc, sums, variables = carry
+            index, rows = xs
+            grads, new, variables = micro(variables, rows, index)
+            weighted = {p: acc[p] + (g.astype(dtype) * new[1].astype(dtype)) for p, g in
+                        grads.items()}
+            return (weighted, jax.tree.map(jnp.add, sums, new), variables), None
+
+        first = jax.tree.map(lambda x: x[0], split)
+        shapes = jax.eval_shape(micro, variables, first, jnp.int32(0))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), shapes[0])
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+        (grads, sums, variables), _ = lax.scan(
+            body, (zeros, sums, variables), (jnp.arange(self.accumulation), split)
+        )
+        return grads, sums, variables
+
+    def _taps(self) -> dict[str, jax.Array]:
+        taps = {}
+        size = self.layout.mesh.group_size
+        for path, recipe in self._recipes().items():
+            leaf = recipe.leaf
+            if not leaf.array.trained:
+                continue
+            shape = list(leaf.array.shape)
+            if leaf.shard_gradient:
+                shape[leaf.dim] = leaf.padded // size
+            taps[path] = jnp.zeros(shape, recipe.reduce_dtype)
+        return taps
+
+    def _finish(self, leaf: Leaf, grad):
+        """What a gradient still needs after the last micro-batch."""
+        mesh, dtype = self.layout.mesh, self.layout.policy.communication
+        recipe = self.layout.recipe(leaf, accumulate=False)
+        if not leaf.shard_gradient:
+            grad = grad.astype(dtype)
+            if leaf.shard_state:  # stage 1: once per step, whatever the accumulation
+                grad = scatter(recipe, grad)
+            else:
+                grad = manually(recipe, lambda g: lax.psum(g, mesh.manual_shard_axes), grad)
+        if mesh.replica_axes:
+            names = mesh.manual_names(mesh.replica_axes)
+            grad = manually(recipe, lambda g: lax.psum(g, names), grad.astype(dtype))
+        return grad
+
+    def _global(self, tree):
+        """Sums every Mean over the data axes; a plain value is a Mean of weight 1 per device."""
+        axes, size = self.layout.mesh.manual_data_axes, self.layout.mesh.data_size
+
+        def one(x):
+            if isinstance(x, Mean) and x.weight is not None:
+                pair = jnp.stack([_scalar(x.total), _scalar(x.weight)])
+                total, weight = lax.psum(pair, axes)
+                return Mean(total, weight)
+            value = x.total if isinstance(x, Mean) else x
+            return Mean(lax.psum(jnp.asarray(value, jnp.float32), axes), jnp.float32(size))
+
+        return jax.tree.map(one, tree, is_leaf=_is_mean)
+
+    def _average(self, variables, changed: set[str]):
+        """Batch statistics and the like: the mean over the data axes; counts are the same on all."""
+
+        def one(path, x):
+            if path in changed and is_float(str(x.dtype)):
+                mean = lax.pmean(x.astype(jnp.float32), self.layout.mesh.manual_data_axes)
+                return mean.astype(x.dtype)
+            return x
+
+        flat = flatten(variables)
+        return unflatten(variables, {path: one(path, x) for path, x in flat.items()})
+
+    def _device_index(self):
+        return lax.axis_index(self.layout.mesh.manual_data_axes)
+
+    def _fold(self, key) -> Callable[[jax.Array], jax.Array]:
+        """Mixes this device, step and micro-batch into a key that the model itself holds."""
+        number = jax.random.bits(key)
+
+        def fold(own):
+            if not own.shape:
+                return jax.random.fold_in(own, number)
+            return jax.vmap(fold)(own)
+
+        return fold
+
+
+def _split_aux(out) -> tuple[Mean, Any]:
+    """(loss, aux) of whatever a loss function returns; the loss as a Mean in float32.
+
+    A scalar's weight is None: the same on every device.
+    """
+    if isinstance(out, tuple) and not isinstance(out, Mean):
+        if len(out) != 2:
+            raise JzeroError(f"loss_fn returned {len(out)} values; return a loss, or (loss, aux)")
+        loss, aux = out
+    else:
+        loss, aux = out, {}
+    if isinstance(loss, Mean):
+        return Mean(_scalar(loss.total), lax.stop_gradient(_scalar(loss.weight))), aux
+    return Mean(_scalar(loss), None), aux
+
+
+def _scalar(x):
+    x = jnp.asarray(x)
+    if x.shape:
+        raise JzeroError(
+            f"loss_fn returned an array of shape {x.shape}; return a scalar (its mean over the "
+            f"rows), or jzero.Mean(total, weight)"
+        )
+    return x.astype(jnp.float32)
+
+
+def _is_mean(x) -> bool:
+    return isinstance(x, Mean)
+
+
+def _changed(before, after) -> set[str]:
+    """The variables that a call wrote; nothing need be averaged of the others."""
+    old, new = flatten(before), flatten(after)
+    return {path for path, x in new.items() if old.get(path) is not x}

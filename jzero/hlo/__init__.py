@@ -1,0 +1,25 @@
+"""Reading compiled programs: their collectives, with loops multiplied out, and their memory."""
+
+from jzero.hlo.collectives import (
+    Collective,
+    bytes_by,
+    collectives,
+    count_by,
+    elements_by,
+    total,
+)
+from jzero.hlo.memory import Memory, memory
+from jzero.hlo.sites import Site, sites
+
+__all__ = [
+    "Collective",
+    "Memory",
+    "Site",
+    "bytes_by",
+    "collectives",
+    "count_by",
+    "elements_by",
+    "memory",
+    "sites",
+    "total",
+]

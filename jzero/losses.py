@@ -1,0 +1,39 @@
+"""What a loss function may return: a scalar, or a total and its weight."""
+
+from typing import NamedTuple
+
+import jax
+
+
+class Mean(NamedTuple):
+    """A weighted mean that is exact however its samples are spread over devices.
+
+    Attributes:
+      total: scalar, the sum of weight x value over this device's rows, in nats for a language
+        model.
+      weight: scalar, the sum of the weights: tokens that count. 0 where all are masked.
+
+    The global mean is sum(total) / sum(weight) over devices and micro-batches, not a mean of means:
+    a device or a micro-batch without any weight contributes nothing.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> loss, mask = jnp.array([1.0, 5.0, 3.0]), jnp.array([1.0, 0.0, 1.0])
+      >>> float(Mean((loss * mask).sum(), mask.sum()).value())
+      2.0
+    """
+
+    total: jax.Array | float
+    weight: jax.Array | float
+
+    def value(self) -> jax.Array:
+        """total / weight, and 0 where there is no weight."""
+        return mean_value(self.total, self.weight)
+
+
+def mean_value(total, weight) -> jax.Array:
+    import jax.numpy as jnp
+
+    weight = jnp.asarray(weight, jnp.float32)
+    safe = jnp.where(weight == 0, 1.0, weight)
+    return jnp.where(weight == 0, 0.0, jnp.asarray(total, jnp.float32) / safe)

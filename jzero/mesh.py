@@ -1,0 +1,164 @@
+"""The device mesh as ZeRO sees it: which axes shard the state, which repeat it, which are left alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jzero.errors import JzeroError
+
+# Inside a step the ZeRO axes go by another name, and the user's name is an axis of size 1.
+# So a model that constrains its activations to P("data") runs unchanged: there, it says nothing.
+_MANUAL = "zero_"
+
+
+@dataclass(frozen=True)
+class ZeroMesh:
+    """A device mesh with the role of each axis.
+
+    Attributes:
+      storage: the mesh that state and batches are placed on, with the user's axis names.
+      manual: the same devices with each data axis under its manual name (`zero_data`) beside an
+        axis of size 1 that keeps the user's name.
+      shard_axes: the user's names of the axes that the state is sharded over: the ZeRO group.
+      replica_axes: data axes over which the shards repeat (hybrid sharding).
+    """
+
+    storage: Mesh
+    manual: Mesh
+    shard_axes: tuple[str, ...]
+    replica_axes: tuple[str, ...] = ()
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """All axes that the batch is spread over, replicas first."""
+        return self.replica_axes + self.shard_axes
+
+    @property
+    def other_axes(self) -> tuple[str, ...]:
+        """Axes that ZeRO leaves automatic: tensor, sequence, expert."""
+        return tuple(a for a in self.storage.axis_names if a not in self.data_axes)
+
+    @property
+    def auto_axes(self) -> tuple[str, ...]:
+        """What stays automatic inside a step: other axes, and data axes by their user's names."""
+        return self.other_axes + self.data_axes
+
+    @property
+    def group_size(self) -> int:
+        """Devices that share one copy of the state: N of the ZeRO paper."""
+        return math.prod(self.storage.shape[a] for a in self.shard_axes)
+
+    @property
+    def replicas(self) -> int:
+        return math.prod(self.storage.shape[a] for a in self.replica_axes)
+
+    @property
+    def data_size(self) -> int:
+        """Devices that see different rows of the batch."""
+        return self.group_size * self.replicas
+
+    def manual_names(self, axes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(_MANUAL + a for a in axes)
+
+    @property
+    def manual_shard_axes(self) -> tuple[str, ...]:
+        return self.manual_names(self.shard_axes)
+
+    @property
+    def manual_data_axes(self) -> tuple[str, ...]:
+        return self.manual_names(self.data_axes)
+
+    def sharding(self, spec: PartitionSpec, memory_kind: str | None = None) -> NamedSharding:
+        """Where an array with this spec, in the user's axis names, is stored."""
+        return NamedSharding(self.storage, spec, memory_kind=memory_kind)
+
+    @property
+    def whole(self) -> NamedSharding:
+        return self.sharding(PartitionSpec())
+
+    @property
+    def batch(self) -> NamedSharding:
+        """Rows spread over every data axis."""
+        return self.sharding(PartitionSpec(self.data_axes))
+
+
+def make_zero_mesh(
+    mesh: Mesh | None = None,
+    axes: Sequence[str] | str | None = None,
+    replica_axes: Sequence[str] | str = (),
+    shard_size: int | None = None,
+) -> ZeroMesh:
+    """Gives every axis of a mesh its role in ZeRO.
+
+    Arguments:
+      mesh: the user's mesh, of any axis types; by default one axis `data` over all devices.
+      axes: names of the axes to shard over; by default `data` and `fsdp`, those that the mesh has,
+        or the only axis of a mesh with one.
+      replica_axes: names of data axes over which shards repeat; by default `replica` if present.
+      shard_size: shard over groups of this many devices and repeat across groups
+        (`mics_shard_size`); only with a mesh of one axis.
+
+    Returns:
+      A `ZeroMesh`.
+
+    Raises:
+      JzeroError: an axis the mesh lacks, or a group size that does not divide it.
+    """
+    if mesh is None:
+        devices = np.array(jax.devices())
+        mesh = Mesh(devices, ("data",))
+    replicas = (replica_axes,) if isinstance(replica_axes, str) else tuple(replica_axes)
+    if axes is None:
+        shards = tuple(a for a in mesh.axis_names if a in ("data", "fsdp"))
+        if not shards and len(mesh.axis_names) == 1:
+            shards = tuple(mesh.axis_names)
+        if not replicas:
+            replicas = tuple(a for a in mesh.axis_names if a == "replica")
+    else:
+        shards = (axes,) if isinstance(axes, str) else tuple(axes)
+    if not shards:
+        raise JzeroError(
+            f"mesh axes {tuple(mesh.axis_names)}: none is named data or fsdp; say which to shard over "
+            f"with axes=, for example axes={mesh.axis_names[0]!r}"
+        )
+    for axis in shards + replicas:
+        if axis not in mesh.axis_names:
+            raise JzeroError(f"axis {axis!r} is not in the mesh; its axes are {dict(mesh.shape)}")
+    both = set(shards) & set(replicas)
+    if both:
+        raise JzeroError(f"axis {both.pop()!r} cannot both shard the state and repeat it")
+    if shard_size is not None:
+        mesh, shards, replicas = _split_group(mesh, shards, replicas, shard_size)
+    names = tuple(mesh.axis_names)
+    storage = Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+    data = replicas + shards
+    inner_names = tuple(_MANUAL + a if a in data else a for a in names) + data
+    if len(set(inner_names)) != len(inner_names):
+        raise JzeroError(f"mesh axes {names}: names that begin with {_MANUAL!r} are jzero's own")
+    inner = mesh.devices.reshape(mesh.devices.shape + (1,) * len(data))
+    manual = Mesh(inner, inner_names, axis_types=(AxisType.Auto,) * len(inner_names))
+    return ZeroMesh(storage, manual, shards, replicas)
+
+
+def _split_group(
+    mesh: Mesh, shards: tuple[str, ...], replicas: tuple[str, ...], shard_size: int
+) -> tuple[Mesh, tuple[str, ...], tuple[str, ...]]:
+    if len(mesh.axis_names) != 1 or replicas:
+        raise JzeroError(
+            f"zero_optimization.mics_shard_size={shard_size} needs a mesh of one axis, found "
+            f"{dict(mesh.shape)}; give the mesh a replica axis instead"
+        )
+    total = mesh.devices.size
+    if shard_size < 1 or total % shard_size:
+        raise JzeroError(
+            f"zero_optimization.mics_shard_size={shard_size} does not divide the {total} devices "
+            f"of mesh axis {shards[0]!r}"
+        )
+    if shard_size == total:
+        return mesh, shards, replicas
+    devices = mesh.devices.reshape(total // shard_size, shard_size)
+    return Mesh(devices, ("replica", shards[0])), shards, ("replica",)

@@ -1,0 +1,117 @@
+"""The steps that a user calls: traced and compiled at the first call, then only dispatched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jzero.batches import place_batch
+from jzero.errors import JzeroError
+from jzero.gradient import Region
+from jzero.relayout import discover, relayout
+from jzero.setup import Holder
+from jzero.state import State
+from jzero.step import Step, with_aux
+from jzero.watch import Watch
+
+
+class TrainStep:
+    """step(state, batch) -> (state, metrics); see `Zero.train_step`."""
+
+    def __init__(self, holder: Holder, loss_fn: Callable[..., Any]):
+        self._holder = holder
+        self._loss_fn = loss_fn
+        self._jitted: Any = None
+        self._watch: Watch | None = None
+
+    def __call__(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+        """Runs one optimizer step.
+
+        Raises:
+          JzeroError: a batch that does not split; an overflow in an earlier step at the minimum
+            loss scale, once that step's results are there.
+        """
+        if self._watch is not None:
+            self._watch.check()
+        batch = place_batch(self._holder.setup.mesh, batch)
+        if self._jitted is None:
+            state = self._prepare(state, batch)
+        state, metrics, health = self._jitted(state, batch)
+        if self._watch is not None:
+            self._watch.add(health)
+        return state, metrics
+
+    def lower(self, batch: Any):
+        """The step lowered for abstract arrays: `.compile()` it to read its memory and collectives.
+
+        Arguments:
+          batch: pytree of `jax.ShapeDtypeStruct`s [global rows, ...].
+        """
+        sharding = self._holder.setup.mesh.batch
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch
+        )
+        if self._jitted is None:
+            self._prepare(None, batch)
+        return self._jitted.lower(self._holder.setup.abstract_state(), batch)
+
+    def _prepare(self, state: Any, batch: Any) -> Any:
+        self._check_batch(batch)
+        # Only now, with a loss, is it known of every model which axes are a layer scan's.
+        setup = self._holder.setup
+        found = discover(setup.region(self._loss_fn, 1), setup.variables, batch)
+        if found:
+            self._holder.setup = setup.with_layer_axes(found)
+            state = relayout(state, setup.layout, self._holder.setup)
+            setup = self._holder.setup
+        step = Step(
+            region=setup.region(self._loss_fn, setup.batch.accumulation),
+            update=setup.update,
+            scaling=setup.scaling,
+            clip=setup.config.gradient_clipping,
+            total=setup.config.gradient_op == "sum",
+            schedule=setup.schedule,
+        )
+        state_shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state())
+        whole = setup.mesh.whole
+        self._jitted = jax.jit(
+            step.__call__, donate_argnums=0, out_shardings=(state_shardings, whole, whole)
+        )
+        if setup.scaling.dynamic:
+            self._watch = Watch(list(setup.layout.trained), setup.scaling.minimum)
+        return state
+
+    def _check_batch(self, batch: Any) -> None:
+        setup = self._holder.setup
+        want = setup.batch.train
+        rows = {x.shape[0] for x in jax.tree.leaves(batch) if x.shape}
+        if want is not None and rows != {want}:
+            raise JzeroError(
+                f"the batch has {sorted(rows)} rows over all processes, but train_batch_size is "
+                f"{want} (micro-batch {setup.batch.micro} x accumulation "
+                f"{setup.batch.accumulation} x {setup.mesh.data_size} devices)"
+            )
+
+
+class EvalStep:
+    """evaluate(state, batch) -> metrics; see `Zero.eval_step`."""
+
+    def __init__(self, holder: Holder, fn: Callable[..., Any]):
+        self._holder = holder
+        self._fn = fn
+        self._jitted: Any = None
+
+    def __call__(self, state: State, batch: Any) -> dict[str, Any]:
+        setup = self._holder.setup
+        batch = place_batch(setup.mesh, batch)
+        if self._jitted is None:
+            region = setup.region(self._fn, 1)
+
+            def evaluate(state: State, batch):
+                values = {path: state.stored(path) for path in setup.layout.leaves}
+                key = jax.random.fold_in(state.rng, state.step)
+                loss, aux = region.losses(values, state.variables, batch, key)
+                return with_aux({"loss": loss}, aux)
+
+            self._jitted = jax.jit(evaluate, out_shardings=setup.mesh.whole)
+        return self._jitted(state, batch)

@@ -1,0 +1,23 @@
+"""Eight virtual CPU devices for every test, set up before JAX is imported."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 "
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120 "
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+)
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from jax.sharding import Mesh  # noqa: E402
+
+from jzero.mesh import make_zero_mesh  # noqa: E402
+
+
+@pytest.fixture
+def mesh_of():
+    """n -> a ZeroMesh over the first n devices, one axis `data`."""
+    return lambda n: make_zero_mesh(Mesh(np.array(jax.devices()[:n]), ("data",)))
