@@ -7,3 +7,4 @@ from jzero.losses import Mean as Mean
 from jzero.models import stop_gradient as stop_gradient
 from jzero.state import State as State
 from jzero.zero import Zero as Zero
+from jzero.workload import Workload as Workload

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -141,18 +142,25 @@ class Walk:
         return Kind(next(iter(leaves), None), zero=all(k.zero for k in kinds))
 
     def scan(self, eqn: Any, kinds: list[Kind]) -> list[Kind]:
-        first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-        consts, carry, xs = kinds[:first], kinds[first : first + carried], kinds[first + carried :]
+        # The parameters that count constants and carries differ between JAX versions; what is
+        # scanned has one dimension less inside.
+        body_jaxpr = eqn.params["jaxpr"]
+        inside, outside = body_jaxpr.in_avals, [v.aval for v in eqn.invars]
+        scanned = sum(a.ndim != b.ndim for a, b in zip(inside, outside, strict=True))
+        outs = zip(body_jaxpr.out_avals, eqn.outvars, strict=True)
+        carried = sum(a.ndim == v.aval.ndim for a, v in outs)
+        split = len(kinds) - scanned
+        first = split - carried
+        consts, carry, xs = kinds[:first], kinds[first:split], kinds[split:]
         self.found |= {k.leaf for k in xs if k.leaf is not None}
-        sizes = [x.size for x in eqn.params["jaxpr"].in_avals[first + carried :]]
         slices = [
-            UNIFORM if size == 1 else MIXED if k.leaf is not None else k
-            for k, size in zip(xs, sizes, strict=True)
+            UNIFORM if x.size == 1 else MIXED if k.leaf is not None else k
+            for k, x in zip(xs, inside[split:], strict=True)
         ]
         ys: list[Kind] = []
 
         def body(carry):
-            outs = self.closed(eqn.params["jaxpr"], [*consts, *carry, *slices])
+            outs = self.closed(body_jaxpr, [*consts, *carry, *slices])
             ys[:] = outs[carried:]
             return outs[:carried]
 
@@ -181,7 +189,7 @@ class Walk:
 def _of_constant(x: Any) -> Kind:
     if getattr(x, "size", 1) != 1:
         return MIXED
-    if jax.dtypes.issubdtype(jax.dtypes.result_type(x), jax.dtypes.prng_key):
+    if jnp.issubdtype(jax.dtypes.result_type(x), jax.dtypes.prng_key):
         return UNIFORM
     return UNIFORM if np.any(np.asarray(x)) else ZERO
 

@@ -20,6 +20,7 @@ from jzero.losses import Mean, mean_value
 from jzero.models.model import Model
 from jzero.partition import Leaf, is_float
 from jzero.paths import flatten, unflatten
+from jzero.regather import regathering
 
 
 class Gradients(NamedTuple):
@@ -52,7 +53,7 @@ class Region:
       params: a pytree like the parameters, for its structure.
       loss_fn: loss_fn(model, batch, rng) -> scalar, `Mean`, or either with aux.
       accumulation: micro-batches in a step.
-      wrap: applied to the local loss before it is differentiated (jzero.regather).
+      keep_gathered: keep gathered weights for backward instead of gathering them again.
     """
 
     layout: Layout
@@ -60,7 +61,7 @@ class Region:
     params: Any
     loss_fn: Callable[..., Any]
     accumulation: int = 1
-    wrap: Callable[[Callable], Callable] = lambda f: f
+    keep_gathered: bool = True
 
     def gradients(self, values, variables, batch, rng, scale) -> Gradients:
         """Gradients of a global batch.
@@ -193,7 +194,8 @@ class Region:
             changed.update(_changed(variables, after))
             return loss.total, (loss.weight, aux, after)
 
-        total, pull, (weight, aux, after) = jax.vjp(self.wrap(local_loss), taps, has_aux=True)
+        differentiated = local_loss if self.keep_gathered else regathering(local_loss)
+        total, pull, (weight, aux, after) = jax.vjp(differentiated, taps, has_aux=True)
         ((total, weight), aux) = self._global((Mean(total, weight), aux))
         # Seeded by the weight of the whole micro-batch, gradients have the size of a mean's: sums
         # would overflow fp16. A micro-batch without weight contributes nothing.

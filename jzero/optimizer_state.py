@@ -45,11 +45,13 @@ def place_state(
     for path in shapes:
         if path not in leaves:
             raise JzeroError(f"{path}: the optimizer has this parameter, but it has no Leaf")
-    own = {path: leaves[path] for path in shapes}
+    own = {path: leaves[path] for path in shapes}  # without the frozen ones
     none_sharded = mesh.group_size > 1 and not any(leaf.shard_state for leaf in own.values())
 
     def one(key_path, x) -> Leaf:
-        leaf = _place_one(Array(path_name(key_path), tuple(x.shape), str(x.dtype)), own, mesh)
+        array = Array(path_name(key_path), tuple(x.shape), str(x.dtype))
+        path = match(array.path, array.shape, shapes)
+        leaf = _place_one(array, None if path is None else own[path], mesh.group_size)
         if none_sharded and leaf.dim is not None:
             leaf = _whole(leaf.array, "whole: no optimizer state is sharded at this stage")
         return leaf
@@ -57,18 +59,18 @@ def place_state(
     return jax.tree_util.tree_map_with_path(one, jax.eval_shape(tx.init, params))
 
 
-def _place_one(array: Array, own: Mapping[str, Leaf], mesh: ZeroMesh) -> Leaf:
+def _place_one(array: Array, parameter: Leaf | None, group: int) -> Leaf:
     if not is_shardable(array.dtype):
         return _whole(array, "whole: a PRNG key")
     if not array.shape:
         return _whole(array, "whole: a scalar")
-    path = match(array.path, array.shape, {p: leaf.array.shape for p, leaf in own.items()})
-    if path is not None:
-        leaf = own[path]
-        extra = len(array.shape) - len(leaf.array.shape)
-        if extra >= 0 and array.shape[extra:] == leaf.array.shape and leaf.array.shape:
-            return _follow(array, leaf, extra)
-    return _by_shape(array, own[path].array if path is not None else None, mesh.group_size)
+    if parameter is None:
+        return _by_shape(array, None, group)
+    shape = parameter.array.shape
+    extra = len(array.shape) - len(shape)
+    if shape and extra >= 0 and array.shape[extra:] == shape:
+        return _follow(array, parameter, extra)
+    return _by_shape(array, parameter.array, group)
 
 
 def _follow(array: Array, leaf: Leaf, extra: int) -> Leaf:
@@ -76,13 +78,15 @@ def _follow(array: Array, leaf: Leaf, extra: int) -> Leaf:
     other = ((),) * extra + leaf.array.other_axes if leaf.array.other_axes else ()
     layers = tuple(d + extra for d in leaf.array.layer_axes)
     array = replace(array, layer_axes=layers, other_axes=other)
-    why = leaf.reason.split("; ")[0]
-    stacked = f"{array.shape[:extra]} of " if extra else ""
-    reason = f"like {stacked}parameter {leaf.path}, whose {why}"
+    why = leaf.reason.split("; ")[0]  # what follows is about the parameter itself
+    like = (
+        f"parameter {leaf.path}" if not extra else f"{array.shape[:extra]} of parameter {leaf.path}"
+    )
     if leaf.dim is None:
-        return _whole(array, f"{why}, like {stacked}parameter {leaf.path}")
+        return _whole(array, f"{why}, like {like}")
     if not leaf.shard_state:
-        return _whole(array, f"whole: no state of parameter {leaf.path} is sharded at this stage")
+        return _whole(array, f"whole: no state of parameter {leaf.path} is sharded")
+    reason = f"like {like}, whose {why}"
     return Leaf(array, leaf.dim + extra, leaf.padded, True, False, False, reason)
 
 
@@ -92,9 +96,10 @@ def _by_shape(array: Array, parameter: Array | None, group: int) -> Leaf:
     if parameter is not None:
         images = _images(array.shape, parameter.shape)
         layers = {d for d, found in images.items() if found & set(parameter.layer_axes)}
-        other = [()] * len(array.shape)
+        other: list[tuple[str, ...]] = [()] * len(array.shape)
+        clear = bool(parameter.other_axes) and _embeds(array.shape, parameter.shape)
         for d, found in images.items():
-            if parameter.other_axes and len(found) == 1 and _embeds(array.shape, parameter.shape):
+            if clear and len(found) == 1:
                 other[d] = parameter.other_axes[next(iter(found))]
         array = replace(
             array,
@@ -154,14 +159,16 @@ def _shared_end(path: str, name: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _held(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, bool, int]]:
+def _held(path: str, shapes: Mapping[str, Any]) -> Iterator[tuple[str, bool, int]]:
     """(parameter, whether it ends the path, its number of names) for each that the path holds."""
-    framed = f"/{path}/"
-    for name in shapes:
-        if not name:  # the parameters are one array, not a tree
-            yield name, True, 0
-        elif f"/{name}/" in framed:
-            yield name, framed.endswith(f"/{name}/"), name.count("/") + 1
+    if "" in shapes:  # the parameters are one array, not a tree
+        yield "", True, 0
+    names = path.split("/")
+    for first in range(len(names)):
+        for last in range(first + 1, len(names) + 1):
+            name = "/".join(names[first:last])
+            if name in shapes:
+                yield name, last == len(names), last - first
 
 
 def _embeds(shape: tuple[int, ...], parameter: tuple[int, ...]) -> bool:

@@ -54,7 +54,8 @@ class Setup:
     update: Update
 
     def region(self, loss_fn: Callable[..., Any], accumulation: int) -> Region:
-        return Region(self.layout, self.model, self.params, loss_fn, accumulation)
+        keep = self.config.keep_gathered or self.config.stage < 3
+        return Region(self.layout, self.model, self.params, loss_fn, accumulation, keep)
 
     def abstract_state(self) -> State:
         """The state as `jax.ShapeDtypeStruct`s with shardings."""

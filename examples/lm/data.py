@@ -356,7 +356,8 @@ def train_batches(
             f"the corpus fills {len(windows)} windows of {context} tokens, a batch needs {rows}: "
             "give --data more text, or make the batch smaller"
         )
-    dataset = grain.MapDataset.source(windows).seed(seed).shuffle().repeat()
+    # Endless in effect; repeat() without a number makes a length that a batch of one row overflows.
+    dataset = grain.MapDataset.source(windows).seed(seed).shuffle().repeat(1 << 24)
     dataset = dataset[process_index::process_count].batch(share)
     # One thread reads ahead; processes would cost more than they bring for a memory-mapped array.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

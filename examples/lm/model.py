@@ -82,9 +82,18 @@ def rotary(x: jax.Array, base: float) -> jax.Array:
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Causal attention: `q` [B, T, H, C], `k` and `v` [B, T, K, C] to [B, T, H, C]."""
-    # The plain XLA form compiles on every backend, and takes its softmax in float32.
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
+    """Causal attention: `q` [B, T, H, C], `k` and `v` [B, T, K, C] to [B, T, H, C].
+
+    In plain products, which every backend compiles in every dtype; softmax in float32. Head h reads
+    key and value head h // G, where G = H / K.
+    """
+    batch, time, heads, width = q.shape
+    q = q.reshape(batch, time, k.shape[2], -1, width)  # [B, T, K, G, C]
+    scores = jnp.einsum("btkgc,bskc->bkgts", q, k, preferred_element_type=jnp.float32)
+    causal = jnp.tril(jnp.ones((time, time), bool))
+    shares = jax.nn.softmax(jnp.where(causal, scores * width**-0.5, -jnp.inf))  # [B, K, G, T, T]
+    y = jnp.einsum("bkgts,bskc->btkgc", shares.astype(v.dtype), v)
+    return y.reshape(batch, time, heads, width)
 
 
 class RMSNorm(nnx.Module):

@@ -1,4 +1,4 @@
-"""A small parameter tree with all that matters: stacked layers, tensor axes, scalars, frozen ones."""
+"""A small parameter tree with all that matters: stacked layers, a scalar, one that is frozen."""
 
 import jax
 import jax.numpy as jnp
