@@ -27,10 +27,10 @@ class Gradients(NamedTuple):
     """What the region hands out.
 
     Attributes:
-      grads: path -> gradient of scale x loss x `divisor`, summed over the data axes; sharded from
-        stage 1 on. In the communication dtype, or the accumulation dtype if micro-batches were
+      grads: path -> gradient of scale x loss x `divisor`, sharded from stage 1 on. In the communication dtype, or the accumulation dtype if micro-batches were
         accumulated after their reduction.
-      divisor: float32 scalar by which the gradients are still to be divided.
+      divisor: float32 scalar by which the gradients are still to be divided: the micro-batches'
+        weights, or 1 where there is only one.
       loss: float32 scalar, the mean over the global batch.
       aux: the loss function's other outputs, as means over the global batch.
       variables: the model's other variables after the step.
@@ -169,13 +169,14 @@ class Region:
             return self._micro_batch(values, taps, variables, rows, key, scale, changed)
 
         if self.accumulation == 1:
-            grads, sums, variables = micro(variables, batch, 0)
+            grads, (sums, _), variables = micro(variables, batch, 0)
+            divisor = jnp.float32(1)
         else:
-            grads, sums, variables = self._accumulate(micro, variables, batch)
-        loss, aux = jax.tree.map(lambda m: mean_value(*m), sums[0], is_leaf=_is_mean)
+            grads, (sums, divisor), variables = self._accumulate(micro, variables, batch)
+        loss, aux = jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
         with jax.named_scope("zero_reduce"):
             grads = {p: self._finish(self.layout.leaves[p], g) for p, g in grads.items()}
-        return Gradients(grads, sums[1], loss, aux, self._average(variables, changed))
+        return Gradients(grads, divisor, loss, aux, self._average(variables, changed))
 
     def _local_losses(self, values, variables, batch, rng):
         rng = jax.random.fold_in(rng, self._device_index())

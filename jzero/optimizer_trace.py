@@ -20,7 +20,7 @@ from jzero.paths import flatten, path_name, unflatten
 
 
 def reads_across(tx: optax.GradientTransformation, params: Any, **extra: Any) -> dict[str, bool]:
-    """Whether an update combines different elements of a parameter's arrays.
+    """Whether an update, or the first state, combines different elements of a parameter's arrays.
 
     Norms, means, factored statistics, matrix products and random draws of a leaf's shape do; adam,
     lion or momentum treat each element alone, so that a leaf may be updated with its padding. A sum
@@ -37,12 +37,19 @@ def reads_across(tx: optax.GradientTransformation, params: Any, **extra: Any) ->
       wherever that is not certain.
     """
     try:
-        trace = _Trace.of(tx, params, extra)
-        wider = _Trace.of(tx, jax.tree.map(_widened, params), extra)
+        found = _read_across(tx, params, extra)
     except Exception:  # it takes other arguments, or holds arrays of its own: nothing is certain
-        return dict.fromkeys(flatten(params), True)
+        found = None
+    return {path: found is None or path in found for path in flatten(params)}
+
+
+def _read_across(
+    tx: optax.GradientTransformation, params: Any, extra: Mapping[str, Any]
+) -> set[str] | None:
+    trace = _Trace.of(tx, params, extra)
+    wider = _Trace.of(tx, jax.tree.map(_widened, params), extra)
     if _literals(trace.jaxpr.jaxpr) != _literals(wider.jaxpr.jaxpr):
-        return dict.fromkeys(trace.shapes, True)  # a number in it was computed from a shape
+        return None  # a number in it was computed from a shape
     walk = Walk(trace.shapes)
     outs = walk.closed(trace.jaxpr, [trace.kind(name, x) for name, x in trace.inputs])
     for (name, x), kind in zip(trace.outputs, outs, strict=True):
@@ -51,7 +58,7 @@ def reads_across(tx: optax.GradientTransformation, params: Any, **extra: Any) ->
             walk.found.add(home)
         if kind.leaf is not None and kind.leaf != home:
             walk.found.add(kind.leaf)
-    return {path: path in walk.found for path in trace.shapes}
+    return walk.found
 
 
 def uses_gradient(tx: optax.GradientTransformation, params: Any, **extra: Any) -> dict[str, bool]:
@@ -113,10 +120,10 @@ def updates_as_stored(
 
 @dataclass(frozen=True)
 class _Trace:
-    """tx.update on abstract values. Inputs and outputs go by the part and the path within it."""
+    """tx.update and tx.init on abstract values; inputs and outputs by part and path within it."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    jaxpr: core.ClosedJaxpr
+    jaxpr: Any
     inputs: Sequence[tuple[tuple[str, str], Any]]
     outputs: Sequence[tuple[tuple[str, str], Any]]
 
@@ -124,13 +131,13 @@ class _Trace:
     def of(cls, tx: optax.GradientTransformation, params: Any, extra: Mapping[str, Any]):
         args = (params, jax.eval_shape(tx.init, params), params, dict(extra))
 
-        def update(grads, state, params, extra):
-            return tx.update(grads, state, params, **extra)
+        def both(grads, state, params, extra):
+            return *tx.update(grads, state, params, **extra), tx.init(params)
 
-        jaxpr, out = jax.make_jaxpr(update, return_shape=True)(*args)
+        jaxpr, out = jax.make_jaxpr(both, return_shape=True)(*args)
         shapes = {path: tuple(x.shape) for path, x in flatten(params).items()}
         inputs = _named(("gradient", "state", "parameter", "extra"), args)
-        return cls(shapes, jaxpr, inputs, _named(("gradient", "state"), out))
+        return cls(shapes, jaxpr, inputs, _named(("gradient", "state", "state"), out))
 
     def home(self, name: tuple[str, str], x: Any) -> str | None:
         """The parameter of whose shape and storage an input or output is."""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-_REMAT = "checkpoint"
+_REMAT = "remat2"  # the primitive of jax.checkpoint
 # Casts and changes of shape: cheap to redo, and of a weight they would keep a whole copy.
 _CHEAP = {
     "broadcast_in_dim",
@@ -87,8 +87,9 @@ def _gathered(jaxpr: core.Jaxpr) -> tuple[int, int]:
             continue
         for inner in _jaxprs(eqn.params):
             inside, all_inside = _gathered(inner)
-            uncovered += 0 if name == _REMAT else inside
-            total += all_inside
+            times = eqn.params.get("length", 1) if name == "scan" else 1
+            uncovered += 0 if name == _REMAT else inside * times
+            total += all_inside * times
     return uncovered, total
 
 

@@ -69,6 +69,18 @@ class Setup:
         )
         return replace(self, layer_axes=axes, layout=layout, update=update)
 
+    def at_stage(self, stage: int) -> "Setup":
+        """The same, laid out for another stage.
+
+        Raises:
+          ConfigError: no such stage, or a key that it does not go with.
+        """
+        config = configs.load(self.config, stage=stage)
+        layout, update = _lay_out(
+            config, self.mesh, self.model, self.params, self.update.tx, self.trained, self.layer_axes
+        )
+        return replace(self, config=config, layout=layout, update=update)
+
 
 class Holder(Protocol):
     """Whoever owns the current setup: `Zero`. A step may find that it must be laid out anew."""

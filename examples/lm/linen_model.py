@@ -77,7 +77,7 @@ class Block(nn.Module):
     config: LMConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:  # as nn.scan wants it
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, None]:  # a pair, as nn.scan wants it
         x = x + Attention(self.config, name="attention")(RMSNorm(name="attention_norm")(x))
         return x + SwiGLU(self.config, name="mlp")(RMSNorm(name="mlp_norm")(x)), None
 
@@ -100,13 +100,12 @@ class LM(nn.Module):
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
-                in_axes=nn.broadcast,
                 length=config.layers,
             )
-            x, _ = scanned(config, name="layers")(x, None)
+            x, _ = scanned(config, name="layers")(x)
         else:
             for index in range(config.layers):
-                x, _ = block(config, name=f"layers_{index}")(x, None)
+                x, _ = block(config, name=f"layers_{index}")(x)
         x = RMSNorm(name="norm")(x)
         return embed.logits(x) if config.tied else Linear(config.vocabulary, name="head")(x)
 

@@ -174,12 +174,13 @@ class LM(nnx.Module):
     Example:
         >>> model = nnx.eval_shape(lambda: LM(PRESETS["tiny"], rngs=nnx.Rngs(0)))
         >>> model.embed.embedding.shape
-        (4096, 192)
+        (2048, 128)
     """
 
     def __init__(self, config: LMConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embedding(config.vocabulary, config.width, rngs=rngs)
+        self.layers: Any
         if config.scan:  # one Block whose weights have a leading dimension of L
 
             @nnx.split_rngs(splits=config.layers)
@@ -240,7 +241,7 @@ def loss_fn(model: Callable[..., jax.Array], batch: dict[str, jax.Array], rng: j
 
 
 PRESETS = {
-    "tiny": LMConfig(4096, 128, layers=4, width=192, heads=6, kv_heads=2, mlp=512, tied=True),
+    "tiny": LMConfig(2048, 128, layers=4, width=128, heads=4, kv_heads=2, mlp=384, tied=True),
     # GPT-2's sizes around Llama's blocks: SwiGLU's three matrices at 2048 weigh as much as
     # GPT-2's two at 3072.
     "gpt2": LMConfig(50257, 1024, layers=12, width=768, heads=12, kv_heads=12, mlp=2048, tied=True),

@@ -108,6 +108,16 @@ def test_a_state_that_follows_no_parameter_counts_as_read():
     assert across(mixed) == {"embed"}
 
 
+def test_a_first_state_drawn_at_random_counts_as_read():
+    def init(params):
+        return {"embed": jax.random.normal(jax.random.key(0), params["embed"].shape)}
+
+    def update(grads, state, params=None):
+        return {**grads, "embed": grads["embed"] * state["embed"]}, state
+
+    assert across(optax.GradientTransformation(init, update)) == {"embed"}
+
+
 def test_uses_gradient():
     assert all(uses_gradient(optax.adamw(0.1), abstract()).values())
     frozen = uses_gradient(make("partition"), abstract())

@@ -224,7 +224,7 @@ OPTIMIZERS = {
 
 @functools.lru_cache
 def reference(net: Net, optimizer: str = "adamw", precision: str = "fp32", steps: int = 5):
-    """Plain JAX and Optax on one device, whole batches: (first weights, last weights, losses)."""
+    """Plain JAX and Optax on one device, whole batches: (first weights, last, losses, norms)."""
     params, logits = net.fresh()
     tx, dtype = OPTIMIZERS[optimizer](), DTYPES[precision]
 
@@ -237,13 +237,14 @@ def reference(net: Net, optimizer: str = "adamw", precision: str = "fp32", steps
     def step(params, opt_state, batch):
         loss, grads = jax.value_and_grad(loss_fn)(params, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
+        return optax.apply_updates(params, updates), opt_state, loss, optax.tree.norm(grads)
 
-    first, opt_state, losses = numpy(params), tx.init(params), []
+    first, opt_state, losses, norms = numpy(params), tx.init(params), [], []
     for i in range(steps):
-        params, opt_state, loss = step(params, opt_state, make_batch(i, net.vocab))
+        params, opt_state, loss, norm = step(params, opt_state, make_batch(i, net.vocab))
         losses.append(float(loss))
-    return first, numpy(params), losses
+        norms.append(float(norm))
+    return first, numpy(params), losses, norms
 
 
 def mesh(*sizes: int, names: tuple[str, ...] = ("data",), **options: Any) -> Mesh:
