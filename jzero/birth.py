@@ -150,4 +150,3 @@ def break_aliases(state: State) -> State:
         return x
 
     return jax.tree.map(one, state)
-

@@ -1,4 +1,4 @@
-"""Errors meant for the person who called jzero; a command turns them into one line and exit code 2."""
+"""Errors for the person who called jzero; a command turns them into one line and exit code 2."""
 
 
 class JzeroError(ValueError):

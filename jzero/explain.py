@@ -268,9 +268,7 @@ def _others(layout: Layout, state: State) -> Iterator[Row]:
         yield _row(layout, "other", path, tuple(x.shape), x, reason)
 
 
-def _row(
-    layout: Layout, kind: str, path: str, shape: tuple[int, ...], x: Any, reason: str
-) -> Row:
+def _row(layout: Layout, kind: str, path: str, shape: tuple[int, ...], x: Any, reason: str) -> Row:
     spec, mesh = x.sharding.spec, layout.mesh
     axes = {a for entry in spec if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
     sharded = mesh.group_size > 1 and not axes.isdisjoint(mesh.shard_axes)
@@ -293,7 +291,9 @@ def _row(
         stored=tuple(x.shape),
         dtype=str(x.dtype),
         spec=_spec_text(spec),
-        bytes_per_device=bytes_per_device(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)),
+        bytes_per_device=bytes_per_device(
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        ),
         total_bytes=bytes_per_device(whole),
         sharded=sharded,
         by_design=not sharded

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.partition import Leaf, spec_of
@@ -53,20 +54,31 @@ class Recipe:
         return tuple(self.leaf.array.shape[d] for d in self.dims(ndim))
 
 
-# Set while a model is traced only to learn which shapes it reads (jzero.probe).
-_recorder: ContextVar[Callable[[str, tuple[int, ...]], None] | None] = ContextVar(
-    "recorder", default=None
-)
+# Set while a model is traced only to learn how it reads its parameters (jzero.probe).
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
+_MARK = "zero_read/"
 
 
 @contextmanager
-def recording(note: Callable[[str, tuple[int, ...]], None]):
-    """Calls note(path, shape) for each read; the values must be whole."""
-    token = _recorder.set(note)
+def recording():
+    """Reads are only marked in the jaxpr; the values must be whole."""
+    token = _recording.set(True)
     try:
         yield
     finally:
-        _recorder.reset(token)
+        _recording.reset(token)
+
+
+def marked_shape(name: str) -> tuple[int, ...] | None:
+    """The shape that a model reads where a jaxpr has the primitive `name` with this name, if any.
+
+    Example:
+      >>> marked_shape("zero_read/4x8"), marked_shape("zero_read/"), marked_shape("residual")
+      ((4, 8), (), None)
+    """
+    if not name.startswith(_MARK):
+        return None
+    return tuple(int(n) for n in name.removeprefix(_MARK).split("x") if n)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -180,9 +192,7 @@ def gather(tree):
       >>> gather({"already whole": jnp.ones(2)})["already whole"].shape
       (2,)
     """
-    return jax.tree.map(
-        lambda x: read(x) if is_sharded(x) else x, tree, is_leaf=is_sharded
-    )
+    return jax.tree.map(lambda x: read(x) if is_sharded(x) else x, tree, is_leaf=is_sharded)
 
 
 def is_sharded(x) -> bool:
@@ -192,9 +202,8 @@ def is_sharded(x) -> bool:
 def read(sharded: Sharded) -> jax.Array:
     """The whole parameter that a `Sharded` stands for."""
     recipe, value = sharded.recipe, sharded.value
-    note = _recorder.get()
-    if note is not None:
-        note(recipe.leaf.path, value.shape)
+    if _recording.get():
+        value = checkpoint_name(value, _MARK + "x".join(map(str, value.shape)))
         return value.astype(recipe.dtype) if _is_float(value) else value
     if recipe.mesh is not None:
         return _whole_global(recipe, value)

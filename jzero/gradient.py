@@ -27,8 +27,8 @@ class Gradients(NamedTuple):
     """What the region hands out.
 
     Attributes:
-      grads: path -> gradient of scale x loss x `divisor`, sharded from stage 1 on. In the communication dtype, or the accumulation dtype if micro-batches were
-        accumulated after their reduction.
+      grads: path -> gradient of scale x loss x `divisor`, sharded from stage 1 on; in the
+        communication dtype, or the accumulation dtype where reduced micro-batches were summed.
       divisor: float32 scalar by which the gradients are still to be divided: the micro-batches'
         weights, or 1 where there is only one.
       loss: float32 scalar, the mean over the global batch.
@@ -36,9 +36,9 @@ class Gradients(NamedTuple):
       variables: the model's other variables after the step.
     """
 
-    grads: dict[str, jax.Array]
-    divisor: jax.Array
-    loss: jax.Array
+    grads: dict[str, Any]
+    divisor: Any
+    loss: Any
     aux: Any
     variables: Any
 
@@ -77,7 +77,7 @@ class Region:
         mesh = self.layout.mesh
         grad_specs = {
             path: self.layout.manual_spec(leaf, leaf.shard_state)
-            for path, leaf in self.layout.trained.items()
+            for path, leaf in self.layout.differentiated.items()
         }
         whole = PartitionSpec()
         return self._manual(
@@ -91,9 +91,9 @@ class Region:
         self._check_rows(batch)
         whole = PartitionSpec()
         rows = PartitionSpec(self.layout.mesh.manual_data_axes)
-        return self._manual(
-            self._local_losses, (self._value_specs(), whole, rows, whole), whole
-        )(values, variables, batch, rng)
+        return self._manual(self._local_losses, (self._value_specs(), whole, rows, whole), whole)(
+            values, variables, batch, rng
+        )
 
     def trace(self, params, variables, batch) -> None:
         """Traces the loss once for given parameters, to see how it reads them (jzero.probe)."""
@@ -141,8 +141,9 @@ class Region:
         if first is None:
             raise JzeroError("the batch has no arrays")
         if first[1] % need:
-            axes = " x ".join(f"{a}={self.layout.mesh.storage.shape[a]}" for a in
-                              self.layout.mesh.data_axes)
+            axes = " x ".join(
+                f"{a}={self.layout.mesh.storage.shape[a]}" for a in self.layout.mesh.data_axes
+            )
             raise JzeroError(
                 f"a batch of {first[1]} rows does not split into {data} devices (mesh axes {axes}) "
                 f"x {self.accumulation} micro-batches: give a multiple of {need} rows"
@@ -217,8 +218,9 @@ class Region:
             acc, sums, variables = carry
             index, rows = xs
             grads, new, variables = micro(variables, rows, index)
-            weighted = {p: acc[p] + (g.astype(dtype) * new[1].astype(dtype)) for p, g in
-                        grads.items()}
+            weighted = {
+                p: acc[p] + (g.astype(dtype) * new[1].astype(dtype)) for p, g in grads.items()
+            }
             return (weighted, jax.tree.map(jnp.add, sums, new), variables), None
 
         first = jax.tree.map(lambda x: x[0], split)
@@ -235,10 +237,10 @@ class Region:
         size = self.layout.mesh.group_size
         for path, recipe in self._recipes().items():
             leaf = recipe.leaf
-            if not leaf.array.trained:
+            if path not in self.layout.differentiated:
                 continue
             shape = list(leaf.array.shape)
-            if leaf.shard_gradient:
+            if leaf.shard_gradient and leaf.dim is not None:
                 shape[leaf.dim] = leaf.padded // size
             taps[path] = jnp.zeros(shape, recipe.reduce_dtype)
         return taps
@@ -273,7 +275,7 @@ class Region:
         return jax.tree.map(one, tree, is_leaf=_is_mean)
 
     def _average(self, variables, changed: set[str]):
-        """Batch statistics and the like: the mean over the data axes; counts are the same on all."""
+        """Batch statistics and the like: means over the data axes; counts are the same anyway."""
 
         def one(path, x):
             if path in changed and is_float(str(x.dtype)):

@@ -1,4 +1,4 @@
-"""Where every array of the training state lives: shapes, dtypes and shardings, before any exists."""
+"""Where every array of the state lives: shapes, dtypes and shardings, before any exists."""
 
 import math
 from collections.abc import Mapping
@@ -39,6 +39,7 @@ class Layout:
       policy: dtypes.
       leaves: path -> parameter, in the model's order.
       opt_leaves: a pytree like the Optax state, of Leaf.
+      unused: trained parameters whose gradient the optimizer never looks at: none is taken.
     """
 
     mesh: ZeroMesh
@@ -46,10 +47,16 @@ class Layout:
     policy: Policy
     leaves: Mapping[str, Leaf]
     opt_leaves: Any = None
+    unused: frozenset[str] = frozenset()
 
     @property
     def trained(self) -> dict[str, Leaf]:
         return {path: leaf for path, leaf in self.leaves.items() if leaf.array.trained}
+
+    @property
+    def differentiated(self) -> dict[str, Leaf]:
+        """The parameters of which a gradient is taken and reduced."""
+        return {path: leaf for path, leaf in self.trained.items() if path not in self.unused}
 
     def master_dtype(self, leaf: Leaf) -> str:
         """fp32, or fp64 where the model's own parameter is."""
@@ -141,5 +148,3 @@ def bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), x.dtype))
         return math.prod(shape) * data.size * data.dtype.itemsize
     return math.prod(shape) * jnp.dtype(x.dtype).itemsize
-
-

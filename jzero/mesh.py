@@ -1,4 +1,4 @@
-"""The device mesh as ZeRO sees it: which axes shard the state, which repeat it, which are left alone."""
+"""The device mesh as ZeRO sees it: axes that shard the state, repeat it, or are left alone."""
 
 import math
 from collections.abc import Sequence
@@ -122,8 +122,8 @@ def make_zero_mesh(
         shards = (axes,) if isinstance(axes, str) else tuple(axes)
     if not shards:
         raise JzeroError(
-            f"mesh axes {tuple(mesh.axis_names)}: none is named data or fsdp; say which to shard over "
-            f"with axes=, for example axes={mesh.axis_names[0]!r}"
+            f"mesh axes {tuple(mesh.axis_names)}: none is named data or fsdp; say which to shard "
+            f"over with axes=, for example axes={mesh.axis_names[0]!r}"
         )
     for axis in shards + replicas:
         if axis not in mesh.axis_names:

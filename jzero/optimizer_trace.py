@@ -83,7 +83,11 @@ def uses_gradient(tx: optax.GradientTransformation, params: Any, **extra: Any) -
 
 
 def updates_as_stored(
-    tx: optax.GradientTransformation, params: Any, leaves: Mapping[str, Leaf], state: Any
+    tx: optax.GradientTransformation,
+    params: Any,
+    leaves: Mapping[str, Leaf],
+    state: Any,
+    **extra: Any,
 ) -> bool:
     """Whether an update may run on padded arrays just as they are stored.
 
@@ -91,6 +95,7 @@ def updates_as_stored(
       tx, params: as for `reads_across`.
       leaves: path of each parameter -> where it lives.
       state: the optimizer's state as `place_state` returns it.
+      extra: as for `reads_across`.
 
     Returns:
       True if no padded parameter is read across, and the state of stored parameters has the stored
@@ -105,7 +110,7 @@ def updates_as_stored(
     padded_state = [x for x in jax.tree.leaves(state) if stored(x) != x.array.shape]
     if not padded and not padded_state:
         return True
-    across = reads_across(tx, params) if padded else {}
+    across = reads_across(tx, params, **extra) if padded else {}
     if any(across[path] for path in padded):
         return False
     as_stored = {

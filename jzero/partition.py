@@ -131,7 +131,7 @@ def stored_shape(shape: tuple[int, ...], dim: int | None, padded: int) -> tuple[
 def choose_dim(
     shape: tuple[int, ...], group: int, taken: frozenset[int] | set[int]
 ) -> tuple[int | None, int, str]:
-    """The dimension to shard over `group` devices: the first that divides, else the cheapest to pad.
+    """The dimension to shard over `group` devices: the first that divides, or the cheapest to pad.
 
     The first rather than the largest: collectives on a minor dimension make XLA transpose.
 

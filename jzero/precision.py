@@ -34,9 +34,7 @@ class Scaling:
     minimum: float = 1.0
 
     def init(self) -> ScaleState:
-        return ScaleState(
-            jnp.float32(self.initial), jnp.int32(0), jnp.int32(self.hysteresis)
-        )
+        return ScaleState(jnp.float32(self.initial), jnp.int32(0), jnp.int32(self.hysteresis))
 
     def at_minimum(self, state: ScaleState) -> jax.Array:
         """Whether one more overflow could not lower the scale."""

@@ -1,17 +1,37 @@
-"""One abstract trace of a model, to learn which shapes it reads; nothing is computed."""
+"""One abstract trace of a model, to learn how it reads its parameters; nothing is computed.
+
+What a module holds of a parameter, and what is in a pytree of them, is one device's shard: numbers
+computed from that without a read would be silently wrong. So the trace is followed from the raw
+parameters to the reads, and nothing but taking layers from a stack is let through in between.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from jzero.errors import JzeroError
 from jzero.gather import Recipe, Sharded, recording
 from jzero.partition import Array, Leaf
 from jzero.paths import flatten, unflatten
+from jzero.raw_reads import Raw, Seen, Walk
 
 
-def read_shapes(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, tuple[int, ...]]:
-    """The shape in which each parameter is read.
+class Read(NamedTuple):
+    """How a model reads one parameter.
+
+    Attributes:
+      shape: as read.
+      gone: the axes of the stored shape that were taken away before, in that order; None where a
+        vmap took one away, so that only the shape can tell.
+    """
+
+    shape: tuple[int, ...]
+    gone: tuple[int, ...] | None
+
+
+def reads(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, Read]:
+    """How each parameter is read.
 
     Arguments:
       use: called once as use(parameters, *args), each parameter a `Sharded`; traced, never run.
@@ -19,25 +39,49 @@ def read_shapes(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, t
       args: further abstract arguments.
 
     Returns:
-      path -> shape as read; a leaf that is never read is absent. Where a leaf is read in several
-      shapes, the one of the lowest rank: a scan also sees the stack.
-    """
-    seen: dict[str, tuple[int, ...]] = {}
+      path -> how it is read; a leaf that is never read is absent. Where a leaf is read in several
+      shapes, the read of the lowest rank: a scan also sees the stack.
 
-    def note(path: str, shape: tuple[int, ...]):
-        if path not in seen or len(shape) < len(seen[path]):
-            seen[path] = shape
+    Raises:
+      JzeroError: the raw value of a parameter is used without a read; a parameter is reshaped,
+        transposed or cut before it is read; or layers are taken from it along different axes.
+    """
 
     def trace(values, *args):
         probes = {path: _probe(path, x) for path, x in flatten(values).items()}
-        with recording(note):
+        with recording():
             use(unflatten(values, probes), *args)
 
-    jax.eval_shape(trace, params, *args)
-    return seen
+    jaxpr = jax.make_jaxpr(trace)(params, *args)
+    shapes = {path: tuple(x.shape) for path, x in flatten(params).items()}
+    raws: list[frozenset[Raw]] = [frozenset()] * len(jaxpr.jaxpr.invars)
+    for i, (path, shape) in enumerate(shapes.items()):
+        raws[i] = frozenset([Raw(path, tuple(range(len(shape))))])
+    walk = Walk(shapes)
+    walk.run(jaxpr.jaxpr, raws)
+    return {path: _lowest(path, seen) for path, seen in walk.seen.items()}
+
+
+def read_shapes(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, tuple[int, ...]]:
+    """The shape in which each parameter is read: see `reads`."""
+    return {path: read.shape for path, read in reads(use, params, *args).items()}
 
 
 def _probe(path: str, x: jax.Array) -> Sharded:
     array = Array(path, x.shape, str(x.dtype))
     leaf = Leaf(array, None, 0, False, False, False, "")
     return Sharded(x, None, Recipe(leaf, (), (), str(x.dtype), str(x.dtype)))
+
+
+def _lowest(path: str, seen: list[Seen]) -> Read:
+    known = [x for x in seen if x.gone is not None]
+    longest = max((x.gone or () for x in known), key=len, default=())
+    for x in known:
+        if x.gone != longest[: len(x.gone or ())]:
+            raise JzeroError(
+                f"{path}: layers are taken from it along axes {x.gone} in one place and {longest} "
+                f"in another; take them along the same axes everywhere, or read the whole leaf "
+                f"first with jzero.gather"
+            )
+    lowest = min(seen, key=lambda x: len(x.shape))
+    return Read(lowest.shape, lowest.gone)

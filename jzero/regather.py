@@ -98,9 +98,7 @@ def _gathers(primitive, params) -> bool:
     if primitive.name == "all_gather":
         return any(str(a).startswith("zero_") for a in params["axis_name"])
     if primitive.name in ("custom_vjp_call", "shard_map"):
-        return any(
-            _gathers(eqn.primitive, eqn.params) for j in _jaxprs(params) for eqn in j.eqns
-        )
+        return any(_gathers(eqn.primitive, eqn.params) for j in _jaxprs(params) for eqn in j.eqns)
     return False
 
 

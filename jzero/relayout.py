@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 
 from jzero.errors import JzeroError
 from jzero.gradient import Region

@@ -1,4 +1,4 @@
-"""A model, an optimizer and a configuration laid out on a mesh: all that is known without arrays."""
+"""A model, an optimizer and a configuration on a mesh: all that is known without arrays."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from jzero.layout import Layout, Policy
 from jzero.mesh import ZeroMesh
 from jzero.models import Model
 from jzero.optimizer_state import place_state
-from jzero.optimizer_trace import reads_across
+from jzero.optimizer_trace import updates_as_stored, uses_gradient
 from jzero.partition import Array, is_float, place
 from jzero.paths import flatten, unflatten
 from jzero.precision import Scaling
@@ -77,7 +77,13 @@ class Setup:
         """
         config = configs.load(self.config, stage=stage)
         layout, update = _lay_out(
-            config, self.mesh, self.model, self.params, self.update.tx, self.trained, self.layer_axes
+            config,
+            self.mesh,
+            self.model,
+            self.params,
+            self.update.tx,
+            self.trained,
+            self.layer_axes,
         )
         return replace(self, config=config, layout=layout, update=update)
 
@@ -85,7 +91,11 @@ class Setup:
 class Holder(Protocol):
     """Whoever owns the current setup: `Zero`. A step may find that it must be laid out anew."""
 
-    setup: Setup
+    @property
+    def setup(self) -> Setup: ...
+
+    @setup.setter
+    def setup(self, setup: Setup) -> None: ...
 
 
 def make_setup(
@@ -174,10 +184,12 @@ def _lay_out(
     }
     tree = unflatten(params, {path: masters.get(path) for path in leaves})
     tx = optax.with_extra_args_support(tx)
-    layout = replace(layout, opt_leaves=place_state(tx, tree, leaves, mesh))
-    padded = [path for path, leaf in layout.trained.items() if leaf.is_padded]
-    across = reads_across(tx, tree) if padded else {}
-    as_stored = not any(across[path] for path in padded)
+    extra = {"value": jax.ShapeDtypeStruct((), "float32"), "grad": tree}
+    state = place_state(tx, tree, leaves, mesh)
+    used = uses_gradient(tx, tree, **extra)
+    unused = frozenset(path for path, used in used.items() if not used)
+    layout = replace(layout, opt_leaves=state, unused=unused)
+    as_stored = updates_as_stored(tx, tree, leaves, state, **extra)
     return layout, Update(layout, tx, tree, as_stored)
 
 

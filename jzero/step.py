@@ -76,9 +76,7 @@ class Step:
 
         with jax.named_scope("zero_update"):
             masters = self.update.masters(state.params, state.master)
-            new, opt_state = self.update.apply(
-                grads, state.opt_state, masters, value=out.loss, grad=self.update.tree(grads)
-            )
+            new, opt_state = self.update.apply(grads, state.opt_state, masters, value=out.loss)
 
             # A skipped step leaves everything alone, also decay, counts and batch statistics: to
             # zero its gradients would not do that.
@@ -113,9 +111,9 @@ class Step:
         health = Health(
             after.step,
             skipped & self.scaling.at_minimum(state.scale),
-            jnp.where(
-                jnp.isfinite(squares).all(), -1, jnp.argmin(jnp.isfinite(squares))
-            ).astype(jnp.int32)
+            jnp.where(jnp.isfinite(squares).all(), -1, jnp.argmin(jnp.isfinite(squares))).astype(
+                jnp.int32
+            )
             if squares.size
             else jnp.int32(-1),
         )
@@ -134,5 +132,7 @@ def with_aux(metrics: dict[str, jax.Array], aux) -> dict[str, Any]:
         return {**metrics, "aux": aux}
     clash = metrics.keys() & aux.keys()
     if clash:
-        raise JzeroError(f"aux {sorted(clash)}: the step reports metrics of that name itself; rename")
+        raise JzeroError(
+            f"aux {sorted(clash)}: the step reports metrics of that name itself; rename"
+        )
     return {**metrics, **aux}

@@ -7,7 +7,6 @@ import jax
 
 from jzero.batches import place_batch
 from jzero.errors import JzeroError
-from jzero.gradient import Region
 from jzero.relayout import discover, relayout
 from jzero.setup import Holder
 from jzero.state import State
@@ -38,7 +37,7 @@ class TrainStep:
             state = self._prepare(state, batch)
         state, metrics, health = self._jitted(state, batch)
         if self._watch is not None:
-            self._watch.add(health)
+            self._watch.add(health, metrics)
         return state, metrics
 
     def lower(self, batch: Any):
@@ -77,8 +76,9 @@ class TrainStep:
         self._jitted = jax.jit(
             step.__call__, donate_argnums=0, out_shardings=(state_shardings, whole, whole)
         )
-        if setup.scaling.dynamic:
-            self._watch = Watch(list(setup.layout.trained), setup.scaling.minimum)
+        every = setup.config.steps_per_print
+        if setup.scaling.dynamic or every:
+            self._watch = Watch(list(setup.layout.trained), setup.scaling.minimum, every)
         return state
 
     def _check_batch(self, batch: Any) -> None:

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from jzero.layout import Layout, is_leaf
-from jzero.padding import pad, unpad
+from jzero.padding import pad, unpad, zero_padding
 from jzero.partition import Leaf
 from jzero.paths import flatten, unflatten
 
@@ -59,7 +59,7 @@ class Update:
         """One update.
 
         Arguments:
-          grads: path -> gradient, float32, as stored.
+          grads: path -> gradient, float32, as stored; where none is taken, zeros go in.
           opt_state: Optax state, as stored.
           masters: path -> float32 weight, as stored.
           extra: what transformations with extra arguments take, such as value=loss.
@@ -67,21 +67,20 @@ class Update:
         Returns:
           (masters, opt_state) after the update, as stored.
         """
+        grads = {p: grads.get(p, jnp.zeros_like(x)) for p, x in masters.items()}
+        grads, weights = self.tree(self._true(grads)), self.tree(self._true(masters))
         state = opt_state
         if not self.as_stored:
-            state = jax.tree.map(
-                unpad, self.layout.opt_leaves, opt_state, is_leaf=is_leaf
-            )
-        weights = self.tree(self._true(masters))
-        updates, state = self.tx.update(self.tree(self._true(grads)), state, weights, **extra)
+            state = jax.tree.map(unpad, self.layout.opt_leaves, opt_state, is_leaf=is_leaf)
+        updates, state = self.tx.update(grads, state, weights, grad=grads, **extra)
         new = flatten(optax.apply_updates(weights, updates))
-        if not self.as_stored:
-            new = {path: pad(self.layout.leaves[path], x) for path, x in new.items()}
+        stored = zero_padding if self.as_stored else pad
+        new = {path: stored(self.layout.leaves[path], x) for path, x in new.items()}
         new = {
             path: lax.with_sharding_constraint(new[path], self.layout.master(leaf).sharding)
             for path, leaf in self.layout.trained.items()
         }
-        return new, state if self.as_stored else self._stored_state(state)
+        return new, self._stored_state(state)
 
     def _true(self, flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
         if self.as_stored:

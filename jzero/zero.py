@@ -1,6 +1,9 @@
 """`Zero`: one configuration, one mesh, and the functions that train a model on it."""
 
+import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,11 +18,14 @@ from jzero.explain import Explanation, explain
 from jzero.gather import Sharded
 from jzero.mesh import make_zero_mesh
 from jzero.models import describe
+from jzero.monitor import Monitor
 from jzero.padding import unpad
 from jzero.paths import unflatten
 from jzero.setup import Setup, make_setup
 from jzero.state import State
 from jzero.train import EvalStep, TrainStep
+
+log = logging.getLogger("jzero")
 
 
 class Zero:
@@ -66,6 +72,10 @@ class Zero:
         sizes = {a: self.mesh.storage.shape[a] for a in self.mesh.data_axes}
         self.batch = self.config.resolve_batch(self.mesh.data_size, sizes)
         self._setup: Setup | None = None
+        _set_logging(self.config)
+        if jax.process_index() == 0:
+            for notice in self.config.notices:
+                log.warning(notice)
 
     @property
     def axis_name(self) -> tuple[str, ...]:
@@ -105,6 +115,8 @@ class Zero:
         setup = self.setup_for(
             model, tx, seed=seed, sample=sample, trainable=trainable, layer_axes=layer_axes
         )
+        if self.config.dump_state:
+            log.info("%s\n%s", json.dumps(self.config.resolved(), indent=2), self.explain())
         make = born if setup.model.weights is None else placed
         return make(setup.model, setup.update, setup.scaling, seed, setup.abstract_state())
 
@@ -178,6 +190,14 @@ class Zero:
         """One batch of this process's rows as global arrays."""
         return place_batch(self.mesh, batch)
 
+    def monitor(self, folder: str | Path = "runs") -> Monitor:
+        """Writers for what the configuration's `tensorboard` and `csv_monitor` ask for.
+
+        Arguments:
+          folder: where to write when their `output_path` is empty.
+        """
+        return Monitor(self.config, folder)
+
     def model(self, state: State) -> Any:
         """The model for inference and generation, in your own jit or outside of one.
 
@@ -216,3 +236,13 @@ class Zero:
     def explain(self) -> Explanation:
         """The table of leaves: shape, spec, bytes per device, and the reason for each."""
         return explain(self.setup.layout, self.setup.abstract_state())
+
+
+def _set_logging(config: configs.Config) -> None:
+    """Shows what the configuration asks to be printed, where the program shows no logs itself."""
+    if config.log_level is not None:
+        log.setLevel(config.log_level.upper())
+    elif config.steps_per_print or config.dump_state:
+        log.setLevel(logging.INFO)
+    if not log.hasHandlers() and log.isEnabledFor(logging.INFO):
+        log.addHandler(logging.StreamHandler())

@@ -43,7 +43,7 @@ class Norm(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("devices", [8, 7, 1])
+@pytest.mark.parametrize("devices", [8, 7, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_predicted_bytes_are_the_real_ones(stage, devices, precision):
     zero = zero_of(devices, stage=stage, precision=precision)
@@ -52,6 +52,13 @@ def test_predicted_bytes_are_the_real_ones(stage, devices, precision):
     assert found.bytes_per_device == real_bytes(state)
     assert explain(zero.setup.layout, state).rows == found.rows
     assert found.total_bytes_per_device == sum(real_bytes(state).values())
+
+
+def test_predicted_bytes_are_the_real_ones_on_one_device():
+    zero = zero_of(1, stage=3, precision="bf16")
+    assert real_bytes(start(zero)) == zero.explain().bytes_per_device
+    assert zero.explain().sharded_share == 0
+    assert all(row.by_design for row in zero.explain().whole())
 
 
 def test_real_bytes_also_with_thresholds_factors_frozen_leaves_and_replicas():
@@ -159,8 +166,8 @@ def test_the_table_in_text():
     assert "gradients (while a step runs)" in text
     assert f"{zero.explain().total_bytes_per_device:,} bytes of state" in text
     lines = text.splitlines()
-    order = [next(i for i, x in enumerate(lines) if f" {n} " in x) for n in ("embed", "head")]
-    assert order == sorted(order)  # more bytes first
+    order = [next(i for i, x in enumerate(lines) if f" {n} " in x) for n in ("head", "embed")]
+    assert order == sorted(order)  # more bytes first: the head is whole
 
 
 def test_long_paths_are_folded_not_cut():

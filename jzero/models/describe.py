@@ -36,7 +36,7 @@ def describe(model: Any, seed: int, sample: Any = None) -> Model:
         return linen.from_train_state(model)
     if callable(model):
         if plain.has_parameter(model, "rngs"):
-            return nnx_models.from_constructor(model, seed)
+            return nnx_models.from_constructor(model, seed)  # pyright: ignore
         return plain.from_function(model)
     leaves = jax.tree.leaves(model)
     if not leaves or not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):

@@ -112,8 +112,13 @@ class NnxNet(nnx.Module):
         self.net = net
         self.embed = nnx.Embed(net.vocab, net.width, rngs=rngs)
         if net.scanned:
-            make = nnx.vmap(lambda rngs: NnxBlock(net, rngs), in_axes=0, out_axes=0)
-            self.blocks = make(rngs.fork(split=net.layers))
+
+            @nnx.split_rngs(splits=net.layers)
+            @nnx.vmap(in_axes=0, out_axes=0)
+            def blocks(rngs):
+                return NnxBlock(net, rngs)
+
+            self.blocks = blocks(rngs)
         else:
             self.blocks = nnx.List([NnxBlock(net, rngs) for _ in range(net.layers)])
         self.norm = nnx.LayerNorm(net.width, rngs=rngs)

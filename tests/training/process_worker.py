@@ -1,0 +1,59 @@
+"""One of several processes that train together; `test_processes.py` starts them.
+
+    python process_worker.py COORDINATOR PROCESSES PROCESS OUT.npz
+"""
+
+import sys
+
+import jax
+
+# The processes speak over gloo, each with the CPU devices that XLA_FLAGS gives it.
+coordinator, processes, process, out = sys.argv[1:]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(coordinator, int(processes), int(process))
+
+import numpy as np  # noqa: E402
+from jax.experimental import multihost_utils  # noqa: E402
+from models import OPTIMIZERS, Net, make_batch  # noqa: E402
+
+import jzero  # noqa: E402
+from jzero.paths import flatten  # noqa: E402
+
+RUNS = {
+    "nnx-3": (Net("nnx", vocab=50, width=18), {"stage": 3, "accumulation": 2}),
+    "linen-2": (Net("linen"), {"stage": 2, "precision": "bf16"}),
+    "plain-1": (Net("plain", layers=8), {"stage": 1}),
+}
+
+
+def train(net: Net, config: dict) -> dict[str, np.ndarray]:
+    """Weights after three steps, each process feeding its own rows; also the losses."""
+    zero = jzero.Zero(**config)
+    state = zero.init(net.init, OPTIMIZERS["adamw"](), sample=net.sample)
+    step, evaluate = zero.train_step(net.loss), zero.eval_step(net.loss)
+    share = 32 // jax.process_count()
+    mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
+
+    def loader():
+        for i in range(3):
+            yield jax.tree.map(lambda x: x[mine], make_batch(i, net.vocab))
+
+    losses = []
+    for batch in zero.batches(loader()):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    held_out = jax.tree.map(lambda x: x[mine], make_batch(9, net.vocab))
+    losses.append(float(evaluate(state, held_out)["loss"]))
+    whole = {
+        path: np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        for path, x in flatten(zero.params(state)).items()
+    }
+    return whole | {"losses": np.array(losses)}
+
+
+if __name__ == "__main__":
+    found = {}
+    for name, (net, config) in RUNS.items():
+        found |= {f"{name}:{path}": x for path, x in train(net, config).items()}
+    np.savez(out, **found)
+    jax.distributed.shutdown()
