@@ -26,15 +26,18 @@ def abstract_state(layout: Layout, variables: Any, scaling: Scaling) -> State:
     """
     whole = layout.mesh.whole
 
-    def placed(x):
+    def placed(x) -> Any:
         return struct(x.shape, str(x.dtype), whole)
 
+    count = placed(jax.ShapeDtypeStruct((), jnp.int32))
+    params: Any = layout.parameters()
+    master: Any = layout.masters()
     rng = jax.eval_shape(lambda: jax.random.key(0))
     return State(
-        step=struct((), "int32", whole),
-        skipped=struct((), "int32", whole),
-        params=layout.parameters(),
-        master=layout.masters(),
+        step=count,
+        skipped=count,
+        params=params,
+        master=master,
         opt_state=layout.optimizer_state(),
         variables=jax.tree.map(placed, variables),
         rng=placed(rng),

@@ -21,6 +21,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jzero.errors import JzeroError
 from jzero.partition import Leaf, spec_of
 
 
@@ -48,7 +49,23 @@ class Recipe:
         """The leaf's dimensions that an array of `ndim` still has: a scan takes layer axes away."""
         array = self.leaf.array
         gone = array.layer_axes[: len(array.shape) - ndim]
+        if len(gone) != len(array.shape) - ndim:
+            raise JzeroError(
+                f"{array.path} of shape {array.shape} is read as an array of {ndim} dimensions, and "
+                f"its layer axes are not known yet: run a training step first, or pass "
+                f"zero.init(..., layer_axes={{{array.path!r}: 0}})"
+            )
         return tuple(d for d in range(len(array.shape)) if d not in gone)
+
+    def dim(self, ndim: int) -> int:
+        """Where the sharded dimension is in an array of `ndim`."""
+        assert self.leaf.dim is not None
+        return self.dims(ndim).index(self.leaf.dim)
+
+    def true_size(self) -> int:
+        """The sharded dimension's size without padding."""
+        assert self.leaf.dim is not None
+        return self.leaf.array.shape[self.leaf.dim]
 
     def shape(self, ndim: int) -> tuple[int, ...]:
         return tuple(self.leaf.array.shape[d] for d in self.dims(ndim))
@@ -105,7 +122,8 @@ class Sharded(meta.AxisMetadata):
 
     @classmethod
     def tree_unflatten(cls, recipe, children):
-        return cls(*children, recipe)
+        value, tap = children
+        return cls(value, tap, recipe)
 
     # Linen's box protocol. A scan's axis is told by the array's rank, so nothing to keep.
     def unbox(self) -> jax.Array:
@@ -146,6 +164,9 @@ class Sharded(meta.AxisMetadata):
         whole = read(self)
         return whole if index is Ellipsis else whole[index]
 
+    def __neg__(self):
+        return -read(self)
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -172,7 +193,6 @@ for _name in "add sub mul matmul truediv floordiv mod pow lt le gt ge".split():
     setattr(Sharded, f"__{_name}__", _operator(_name, reflected=False))
 for _name in "add sub mul matmul truediv floordiv mod pow".split():
     setattr(Sharded, f"__r{_name}__", _operator(_name, reflected=True))
-Sharded.__neg__ = lambda self: -read(self)
 
 
 def gather(tree):
@@ -237,11 +257,10 @@ def _whole(recipe: Recipe, value) -> jax.Array:
     x = value.astype(recipe.dtype) if _is_float(value) else value
     if not leaf.shard_parameter:
         return x
-    dims = recipe.dims(x.ndim)
-    dim = dims.index(leaf.dim)
+    dim = recipe.dim(x.ndim)
     with jax.named_scope("zero_gather"):
         x = manually(recipe, lambda x: lax.all_gather(x, recipe.axes, axis=dim, tiled=True), x)
-    return lax.slice_in_dim(x, 0, leaf.array.shape[leaf.dim], axis=dim) if leaf.is_padded else x
+    return lax.slice_in_dim(x, 0, recipe.true_size(), axis=dim) if leaf.is_padded else x
 
 
 def _reduce(recipe: Recipe, cotangent) -> jax.Array:
@@ -257,7 +276,7 @@ def _reduce(recipe: Recipe, cotangent) -> jax.Array:
 def scatter(recipe: Recipe, x) -> jax.Array:
     """Pads and reduce-scatters a whole gradient over the ZeRO group."""
     leaf = recipe.leaf
-    dim = recipe.dims(x.ndim).index(leaf.dim)
+    dim = recipe.dim(x.ndim)
     if leaf.is_padded:
         widths = [(0, 0)] * x.ndim
         widths[dim] = (0, leaf.padded - x.shape[dim])
@@ -275,11 +294,16 @@ def manually(recipe: Recipe, collective: Callable[[jax.Array], jax.Array], x) ->
     Otherwise the partitioner would first gather a dimension that a tensor axis shards, and XLA:CPU
     aborts on a bf16 reduction beside an automatic axis, even one of size 1.
     """
-    others = recipe.leaf.array.other_axes
-    spec = spec_of([others[d] or None for d in recipe.dims(x.ndim)]) if others else PartitionSpec()
+    spec = _other_spec(recipe, x.ndim)
     return jax.shard_map(
         collective, in_specs=spec, out_specs=spec, axis_names=set(recipe.auto_axes), check_vma=False
     )(x)
+
+
+def _other_spec(recipe: Recipe, ndim: int) -> PartitionSpec:
+    """How the axes that ZeRO leaves alone shard an array of `ndim`."""
+    others = recipe.leaf.array.other_axes
+    return spec_of([others[d] or None for d in recipe.dims(ndim)]) if others else PartitionSpec()
 
 
 def _whole_global(recipe: Recipe, value) -> jax.Array:
@@ -288,13 +312,10 @@ def _whole_global(recipe: Recipe, value) -> jax.Array:
     x = value.astype(recipe.dtype) if _is_float(value) else value
     if not leaf.shard_parameter:
         return x
-    dims = recipe.dims(x.ndim)
-    others = leaf.array.other_axes
-    spec = spec_of([others[d] or None for d in dims]) if others else PartitionSpec()
     assert recipe.mesh is not None
-    x = lax.with_sharding_constraint(x, NamedSharding(recipe.mesh, spec))
+    x = lax.with_sharding_constraint(x, NamedSharding(recipe.mesh, _other_spec(recipe, x.ndim)))
     if leaf.is_padded:
-        x = lax.slice_in_dim(x, 0, leaf.array.shape[leaf.dim], axis=dims.index(leaf.dim))
+        x = lax.slice_in_dim(x, 0, recipe.true_size(), axis=recipe.dim(x.ndim))
     return x
 
 

@@ -182,8 +182,8 @@ class Region:
     def _local_losses(self, values, variables, batch, rng):
         rng = jax.random.fold_in(rng, self._device_index())
         bound = self._bind(values, {}, variables, self._fold(rng))
-        loss, aux = _split_aux(self.loss_fn(bound, batch, rng))
-        sums = self._global((loss, aux))
+        total, weight, aux = _parts(self.loss_fn(bound, batch, rng))
+        sums = self._global_mean(total, weight), self._global_means(aux)
         return jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
 
     def _micro_batch(self, values, taps, variables, rows, key, scale, changed):
@@ -191,14 +191,15 @@ class Region:
 
         def local_loss(taps):
             bound = self._bind(values, taps, variables, self._fold(key))
-            loss, aux = _split_aux(self.loss_fn(bound, rows, key))
+            total, weight, aux = _parts(self.loss_fn(bound, rows, key))
             after = self.model.collect(bound, variables)
             changed.update(_changed(variables, after))
-            return loss.total, (loss.weight, aux, after)
+            return total, (weight, aux, after)
 
         differentiated = local_loss if self.keep_gathered else regathering(local_loss)
         total, pull, (weight, aux, after) = jax.vjp(differentiated, taps, has_aux=True)
-        ((total, weight), aux) = self._global((Mean(total, weight), aux))
+        total, weight = self._global_mean(total, weight)
+        aux = self._global_means(aux)
         # Seeded by the weight of the whole micro-batch, gradients have the size of a mean's: sums
         # would overflow fp16. A micro-batch without weight contributes nothing.
         seed = jnp.where(weight == 0, 0.0, scale / jnp.where(weight == 0, 1.0, weight))
@@ -260,19 +261,20 @@ class Region:
             grad = manually(recipe, lambda g: lax.psum(g, names), grad.astype(dtype))
         return grad
 
-    def _global(self, tree):
-        """Sums every Mean over the data axes; a plain value is a Mean of weight 1 per device."""
+    def _global_mean(self, total, weight) -> Mean:
+        """Total and weight summed over the data axes; without a weight, 1 for each device."""
         axes, size = self.layout.mesh.manual_data_axes, self.layout.mesh.data_size
+        if weight is None:
+            return Mean(lax.psum(jnp.asarray(total, jnp.float32), axes), jnp.float32(size))
+        return Mean(*lax.psum(jnp.stack([_scalar(total), _scalar(weight)]), axes))
+
+    def _global_means(self, aux):
+        """Every value of a loss's aux, a Mean or not, as a global Mean."""
 
         def one(x):
-            if isinstance(x, Mean) and x.weight is not None:
-                pair = jnp.stack([_scalar(x.total), _scalar(x.weight)])
-                total, weight = lax.psum(pair, axes)
-                return Mean(total, weight)
-            value = x.total if isinstance(x, Mean) else x
-            return Mean(lax.psum(jnp.asarray(value, jnp.float32), axes), jnp.float32(size))
+            return self._global_mean(*x) if isinstance(x, Mean) else self._global_mean(x, None)
 
-        return jax.tree.map(one, tree, is_leaf=_is_mean)
+        return jax.tree.map(one, aux, is_leaf=_is_mean)
 
     def _average(self, variables, changed: set[str]):
         """Batch statistics and the like: means over the data axes; counts are the same anyway."""
@@ -301,20 +303,16 @@ class Region:
         return fold
 
 
-def _split_aux(out) -> tuple[Mean, Any]:
-    """(loss, aux) of whatever a loss function returns; the loss as a Mean in float32.
-
-    A scalar's weight is None: the same on every device.
-    """
+def _parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
+    """(total, weight, aux) of what a loss function returns; a plain scalar has no weight."""
+    loss, aux = out, {}
     if isinstance(out, tuple) and not isinstance(out, Mean):
         if len(out) != 2:
             raise JzeroError(f"loss_fn returned {len(out)} values; return a loss, or (loss, aux)")
         loss, aux = out
-    else:
-        loss, aux = out, {}
     if isinstance(loss, Mean):
-        return Mean(_scalar(loss.total), lax.stop_gradient(_scalar(loss.weight))), aux
-    return Mean(_scalar(loss), None), aux
+        return _scalar(loss.total), lax.stop_gradient(_scalar(loss.weight)), aux
+    return _scalar(loss), None, aux
 
 
 def _scalar(x):

@@ -12,9 +12,10 @@ import jax
 
 from jzero.errors import JzeroError
 from jzero.gather import Recipe, Sharded, recording
+from jzero.jaxpr_flow import NONE
 from jzero.partition import Array, Leaf
 from jzero.paths import flatten, unflatten
-from jzero.raw_reads import Raw, Seen, Walk
+from jzero.raw_reads import Raw, RawReads, Seen
 
 
 class Read(NamedTuple):
@@ -54,11 +55,10 @@ def reads(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, Read]:
 
     jaxpr = jax.make_jaxpr(trace)(params, *args)
     shapes = {path: tuple(x.shape) for path, x in flatten(params).items()}
-    raws: list[frozenset[Raw]] = [frozenset()] * len(jaxpr.jaxpr.invars)
-    for i, (path, shape) in enumerate(shapes.items()):
-        raws[i] = frozenset([Raw(path, tuple(range(len(shape))))])
-    walk = Walk(shapes)
-    walk.run(jaxpr.jaxpr, raws)
+    facts = [frozenset([Raw(path, tuple(range(len(shape))))]) for path, shape in shapes.items()]
+    rest = [NONE] * (len(jaxpr.in_avals) - len(facts))
+    walk = RawReads(shapes)
+    walk.closed(jaxpr, facts + rest)
     return {path: _lowest(path, seen) for path, seen in walk.seen.items()}
 
 

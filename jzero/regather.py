@@ -6,6 +6,7 @@ stage 3's traffic. So reads that no remat of the model's own covers are put unde
 keeps every result but gathered weights.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -82,7 +83,7 @@ def _gathered(jaxpr: core.Jaxpr) -> tuple[int, int]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if _gathers(eqn.primitive, eqn.params):
-            size = sum(x.aval.size for x in eqn.outvars)
+            size = sum(math.prod(x.aval.shape) for x in eqn.outvars)  # pyright: ignore
             uncovered, total = uncovered + size, total + size
             continue
         for inner in _jaxprs(eqn.params):

@@ -33,9 +33,8 @@ class TrainStep:
         if self._watch is not None:
             self._watch.check()
         batch = place_batch(self._holder.setup.mesh, batch)
-        if self._jitted is None:
-            state = self._prepare(state, batch)
-        state, metrics, health = self._jitted(state, batch)
+        state, run = self._ready(state, batch)
+        state, metrics, health = run(state, batch)
         if self._watch is not None:
             self._watch.add(health, metrics)
         return state, metrics
@@ -50,11 +49,13 @@ class TrainStep:
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch
         )
-        if self._jitted is None:
-            self._prepare(None, batch)
-        return self._jitted.lower(self._holder.setup.abstract_state(), batch)
+        _, run = self._ready(None, batch)
+        return run.lower(self._holder.setup.abstract_state(), batch)
 
-    def _prepare(self, state: Any, batch: Any) -> Any:
+    def _ready(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """The state as the step takes it, and the jitted step; made for the first batch."""
+        if self._jitted is not None:
+            return state, self._jitted
         self._check_batch(batch)
         # Only now, with a loss, is it known of every model which axes are a layer scan's.
         setup = self._holder.setup
@@ -78,8 +79,8 @@ class TrainStep:
         )
         every = setup.config.steps_per_print
         if setup.scaling.dynamic or every:
-            self._watch = Watch(list(setup.layout.trained), setup.scaling.minimum, every)
-        return state
+            self._watch = Watch(list(setup.layout.differentiated), setup.scaling.minimum, every)
+        return state, self._jitted
 
     def _check_batch(self, batch: Any) -> None:
         setup = self._holder.setup

@@ -54,10 +54,14 @@ class Corpus:
     held_out: np.ndarray
     held_out_bytes: int
 
+    @property
+    def held_out_tokens(self) -> int:
+        """How many tokens one pass over the held-out stream predicts: all but the first."""
+        return len(self.held_out) - 1
+
     def bits_per_byte(self, nats_per_token: float) -> float:
         """The mean loss over the held-out tokens, told per byte of held-out text."""
-        predicted = len(self.held_out) - 1
-        return nats_per_token * predicted / (math.log(2) * self.held_out_bytes)
+        return nats_per_token * self.held_out_tokens / (math.log(2) * self.held_out_bytes)
 
     def unigram_bits_per_byte(self) -> float:
         """What the best model that sees no context needs: the entropy of the held-out tokens."""
@@ -374,10 +378,10 @@ def held_out_batches(
 
     Yields `tokens` int32 [rows / process_count, context + 1] and `weights` float32
     [rows / process_count, context], 0 over the padding at the end; as many batches in every
-    process.
+    process. Global batch i predicts min(rows * context, held_out_tokens - i * rows * context).
     """
     share = rows_per_process(rows, process_count)
-    predicted = len(corpus.held_out) - 1
+    predicted = corpus.held_out_tokens
     for first in range(0, predicted, rows * context):
         begin = first + process_index * share * context
         stream = corpus.held_out[begin : begin + share * context + 1].astype(np.int32)

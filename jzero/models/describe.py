@@ -35,9 +35,10 @@ def describe(model: Any, seed: int, sample: Any = None) -> Model:
     if isinstance(model, TrainState):
         return linen.from_train_state(model)
     if callable(model):
-        if plain.has_parameter(model, "rngs"):
-            return nnx_models.from_constructor(model, seed)  # pyright: ignore
-        return plain.from_function(model)
+        make: Any = model
+        if plain.has_parameter(make, "rngs"):
+            return nnx_models.from_constructor(make, seed)
+        return plain.from_function(make)
     leaves = jax.tree.leaves(model)
     if not leaves or not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):
         raise JzeroError(

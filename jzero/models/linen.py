@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import DenyList, FrozenDict, meta, unfreeze
+from flax.linen.spmd import logical_to_mesh_axes
 
 from jzero.errors import JzeroError
 from jzero.models.model import Model, removed_axes
@@ -136,7 +137,7 @@ def _names(params) -> dict[str, tuple[Any, ...]]:
 
     def one(x):
         if isinstance(x, nn.LogicallyPartitioned):
-            return tuple(nn.logical_to_mesh_axes(x.names, rules=x.rules) or ())
+            return tuple(logical_to_mesh_axes(x.names, rules=x.rules) or ())
         return tuple(x.names) if isinstance(x, meta.Partitioned) else ()
 
     # A tuple would be a pytree: wrapped, so that it stays one leaf.

@@ -110,7 +110,7 @@ def _names(var, shape, layer_axes) -> tuple[Any, ...]:
     sharding = var.get_metadata("out_sharding", None)
     if not sharding:
         return ()
-    spec = spmd.apply_rules(sharding, var.get_metadata("sharding_rules", None))
+    spec: Any = spmd.apply_rules(sharding, var.get_metadata("sharding_rules", None))
     names = list(getattr(spec, "spec", spec))
     # vmap without transform_metadata leaves the names of one layer on the stacked variable.
     if len(names) == len(shape) - len(layer_axes):
