@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from rich.console import Console
 from rich.table import Table
@@ -90,7 +91,7 @@ class Explanation:
 
     @property
     def sharded_share(self) -> float:
-        """Of the bytes of the state's arrays, the share that is in arrays sharded over ZeRO axes."""
+        """Of the bytes of the state's arrays, the share in arrays sharded over ZeRO axes."""
         rows = [row for row in self.rows if row.kind in STATE_KINDS]
         total = sum(row.total_bytes for row in rows)
         return sum(row.total_bytes for row in rows if row.sharded) / total if total else 0.0
@@ -272,7 +273,7 @@ def _row(layout: Layout, kind: str, path: str, shape: tuple[int, ...], x: Any, r
     spec, mesh = x.sharding.spec, layout.mesh
     axes = {a for entry in spec if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
     sharded = mesh.group_size > 1 and not axes.isdisjoint(mesh.shard_axes)
-    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     if not sharded and "whole" not in reason:
         reason = f"whole, against its plan: {reason}"
     whole = jax.ShapeDtypeStruct(x.shape, x.dtype)

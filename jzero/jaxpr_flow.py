@@ -47,7 +47,8 @@ class Flow:
         """Walks a jaxpr, closed or not, whose inputs are so; the facts of its outputs."""
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         known: dict[Any, Facts] = dict(zip(inner.invars, facts, strict=True))
-        known.update((v, self.constant(c)) for v, c in zip(inner.constvars, _consts(jaxpr)))
+        consts = zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=False)
+        known.update((v, self.constant(c)) for v, c in consts)
 
         def look(v: Any) -> Facts:
             return NONE if isinstance(v, core.Literal) else known.get(v, NONE)
@@ -63,7 +64,9 @@ class Flow:
             return self.closed(params[_CALLS[name]], facts)
         if name == "cond":
             outs = [self.closed(branch, facts[1:]) for branch in params["branches"]]
-            return [self.chosen(eqn, facts[0], NONE.union(*each)) for each in zip(*outs, strict=True)]
+            return [
+                self.chosen(eqn, facts[0], NONE.union(*each)) for each in zip(*outs, strict=True)
+            ]
         if name == "scan":
             return self._scan(eqn, facts)
         if name == "while":
@@ -104,13 +107,7 @@ class Flow:
         return carry
 
 
-def _consts(jaxpr: Any) -> Sequence[Any]:
-    return getattr(jaxpr, "consts", ())
-
-
-def _settle(
-    run: Callable[[list[Facts]], list[Facts]], carry: list[Facts]
-) -> list[Facts]:
+def _settle(run: Callable[[list[Facts]], list[Facts]], carry: list[Facts]) -> list[Facts]:
     """What a loop carries, once it does not change any more."""
     while True:
         wider = [a | b for a, b in zip(carry, run(carry), strict=True)]

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jzero.state import State
 
@@ -33,7 +34,7 @@ def real_bytes(state: State) -> dict[str, int]:
 def _by_device(tree: Any) -> Counter[Any]:
     count: Counter[Any] = Counter()
     for x in jax.tree.leaves(tree):
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
         for shard in x.addressable_shards:
             count[shard.device] += shard.data.nbytes

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,6 +73,12 @@ class ZeroMesh:
     @property
     def manual_data_axes(self) -> tuple[str, ...]:
         return self.manual_names(self.data_axes)
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Where jzero traces and runs: a mesh that the user has set may have Explicit axes."""
+        if jax.sharding.get_abstract_mesh().empty:
+            return nullcontext()
+        return jax.set_mesh(self.manual)
 
     def sharding(self, spec: PartitionSpec, memory_kind: str | None = None) -> NamedSharding:
         """Where an array with this spec, in the user's axis names, is stored."""

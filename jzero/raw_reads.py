@@ -14,7 +14,8 @@ from jzero.jaxpr_flow import NONE, Facts, Flow
 
 # Primitives that hand on each operand as it is.
 _SAME = frozenset(
-    "copy copy_p device_put optimization_barrier pcast pvary sharding_constraint stop_gradient".split()
+    """copy copy_p device_put optimization_barrier pcast pvary sharding_constraint
+    stop_gradient""".split()
 )
 _PACKAGE = str(Path(__file__).parent)
 

@@ -33,8 +33,9 @@ class TrainStep:
         if self._watch is not None:
             self._watch.check()
         batch = place_batch(self._holder.setup.mesh, batch)
-        state, run = self._ready(state, batch)
-        state, metrics, health = run(state, batch)
+        with self._holder.setup.mesh.context():
+            state, run = self._ready(state, batch)
+            state, metrics, health = run(state, batch)
         if self._watch is not None:
             self._watch.add(health, metrics)
         return state, metrics
@@ -49,8 +50,9 @@ class TrainStep:
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch
         )
-        _, run = self._ready(None, batch)
-        return run.lower(self._holder.setup.abstract_state(), batch)
+        with self._holder.setup.mesh.context():
+            _, run = self._ready(None, batch)
+            return run.lower(self._holder.setup.abstract_state(), batch)
 
     def _ready(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """The state as the step takes it, and the jitted step; made for the first batch."""
@@ -115,4 +117,5 @@ class EvalStep:
                 return with_aux({"loss": loss}, aux)
 
             self._jitted = jax.jit(evaluate, out_shardings=setup.mesh.whole)
-        return self._jitted(state, batch)
+        with setup.mesh.context():
+            return self._jitted(state, batch)

@@ -118,7 +118,8 @@ class Zero:
         if self.config.dump_state:
             log.info("%s\n%s", json.dumps(self.config.resolved(), indent=2), self.explain())
         make = born if setup.model.weights is None else placed
-        return make(setup.model, setup.update, setup.scaling, seed, setup.abstract_state())
+        with self.mesh.context():
+            return make(setup.model, setup.update, setup.scaling, seed, setup.abstract_state())
 
     def setup_for(
         self,

@@ -45,9 +45,7 @@ class Stack(nnx.Module):
     def __init__(self, rngs, axis=0, how="nnx", remat=False):
         self.axis, self.how, self.remat = axis, how, remat
         self.embed = nnx.Embed(5, WIDTH, rngs=rngs)
-        split = nnx.vmap(
-            Layer, in_axes=0, out_axes=nnx.StateAxes({nnx.Param: axis, ...: 0})
-        )
+        split = nnx.vmap(Layer, in_axes=0, out_axes=nnx.StateAxes({nnx.Param: axis, ...: 0}))
         self.layers = split(rngs.split(LAYERS))
 
     def __call__(self, x):
@@ -241,7 +239,10 @@ def test_layers_under_vmap_are_known_by_shape_only():
 
     assert probe(params(), ensemble) == {"layers/w": None, "layers/b": None}
     assert probe(params(), lambda p, x: jax.vmap(lambda r: scanned(p, r[None]))(x).mean()) == {
-        "layers/w": (0,), "layers/b": (0,), "head": (), "scale": ()
+        "layers/w": (0,),
+        "layers/b": (0,),
+        "head": (),
+        "scale": (),
     }
 
 

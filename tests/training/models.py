@@ -1,6 +1,6 @@
-"""One small network, written in NNX, in Linen and as a plain pytree, and its training without jzero.
+"""One small network, in NNX, in Linen and as a plain pytree, and its training without jzero.
 
-An embedding, residual MLP blocks with layer norms, and a head that may be the embedding's transpose;
+An embedding, residual MLP blocks with layer norms, and a head that may be tied to the embedding;
 blocks in a scan or one after the other, rematerialised or not.
 """
 
@@ -85,7 +85,7 @@ def total_and_weight(logits, batch):
 
 
 def make_batch(step: int, vocab: int = 48, rows: int = ROWS, fill: int = 0) -> dict[str, Any]:
-    """Rows of tokens with weights that differ from row to row; `fill` further rows weigh nothing."""
+    """Tokens [rows, LENGTH] and weights that differ by row; `fill` further rows weigh nothing."""
     rng = np.random.default_rng(step)
     weight = rng.integers(0, 2, (rows, LENGTH)).astype(np.float32) * rng.random((rows, 1))
     weight[: rows // 8] = 0  # all that the first of eight devices sees
@@ -270,8 +270,13 @@ def run(net: Net, zero: jzero.Zero, tx: Any = None, steps: int = 5, fill: int = 
 
 
 def numpy(tree: Any) -> dict[str, np.ndarray]:
-    """path -> array on the host."""
-    return {path: np.asarray(x) for path, x in flatten(tree).items()}
+    """path -> array on the host; of a PRNG key its data."""
+
+    def one(x):
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.array(jax.random.key_data(x) if is_key else x)
+
+    return {path: one(x) for path, x in flatten(tree).items()}
 
 
 def distance(found: np.ndarray, want: np.ndarray) -> float:

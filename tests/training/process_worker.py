@@ -1,6 +1,6 @@
 """One of several processes that train together; `test_processes.py` starts them.
 
-    python process_worker.py COORDINATOR PROCESSES PROCESS OUT.npz
+python process_worker.py COORDINATOR PROCESSES PROCESS OUT.npz
 """
 
 import sys

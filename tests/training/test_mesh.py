@@ -151,7 +151,7 @@ def square(model, batch, rng=None):
 
 def plain_nnx(steps):
     model = NnxTensor(nnx.Rngs(0), annotate=False)
-    optimizer = nnx.Optimizer(model, OPTIMIZERS["adamw"](), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, OPTIMIZERS["sgd"](), wrt=nnx.Param)
 
     @nnx.jit
     def step(model, optimizer, batch):
@@ -163,7 +163,7 @@ def plain_nnx(steps):
 
 
 def plain_linen(steps):
-    module, tx = LinenTensor(None), OPTIMIZERS["adamw"]()
+    module, tx = LinenTensor(None), OPTIMIZERS["sgd"]()
     params = module.init(jax.random.key(0), jnp.ones((1, WIDTH)))["params"]
     opt_state = tx.init(params)
 
@@ -182,7 +182,7 @@ def plain_linen(steps):
 def test_a_tensor_axis_with_annotated_nnx(stage, precision):
     theirs = mesh(4, 2, names=("data", "tensor"))
     zero = jzero.Zero(stage=stage, precision=precision, mesh=theirs, accumulation=2)
-    state = zero.init(lambda rngs: NnxTensor(rngs), OPTIMIZERS["adamw"]())
+    state = zero.init(lambda rngs: NnxTensor(rngs), OPTIMIZERS["sgd"]())
     step = zero.train_step(square)
     for batch in batches(3):
         state, _ = step(state, batch)
@@ -198,7 +198,7 @@ def test_a_tensor_axis_with_annotated_nnx(stage, precision):
 def test_a_tensor_axis_with_annotated_linen(stage, logical):
     theirs = mesh(4, 2, names=("data", "tensor"))
     zero = jzero.Zero(stage=stage, mesh=theirs)
-    state = zero.init(LinenTensor(logical), OPTIMIZERS["adamw"](), sample=jnp.ones((1, WIDTH)))
+    state = zero.init(LinenTensor(logical), OPTIMIZERS["sgd"](), sample=jnp.ones((1, WIDTH)))
     step = zero.train_step(square)
     for batch in batches(3):
         state, _ = step(state, batch)

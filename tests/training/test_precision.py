@@ -1,5 +1,6 @@
 """Loss scaling, steps that are skipped, clipping, and the dtypes of reductions."""
 
+import re
 import time
 
 import flax.linen as nn
@@ -8,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from models import assert_close, distance, numpy
+from models import assert_close, numpy
 
 import jzero
 from jzero import JzeroError
-from jzero.hlo import collectives
+from jzero.precision import Scaling
 
 STAGES = (0, 1, 2, 3)
 # 5 and 3 pad over 8 devices.
@@ -70,8 +71,6 @@ SCRIPT = "..x..x.x....xx.....x.xx......xxxx.........x..xx.xxx....."
 @pytest.mark.parametrize("window, hysteresis", [(2, 1), (3, 2), (4, 3)])
 @pytest.mark.parametrize("consecutive", [False, True])
 def test_the_scale_follows_deepspeed(window, hysteresis, consecutive):
-    from jzero.precision import Scaling
-
     scaling = Scaling(2.0**6, True, window, hysteresis, consecutive, 4.0)
     model = DeepSpeedScaler(2.0**6, window, hysteresis, consecutive, 4.0)
     state = scaling.init()
@@ -105,7 +104,8 @@ def test_the_default_scale_does_not_overflow_by_itself():
     """2**16 is already infinite in fp16."""
     zero = jzero.Zero(fp16(), stage=3)
     state = zero.init(INIT, optax.sgd(1e-3))
-    _, metrics = zero.train_step(loss_fn)(state, make_batch())
+    step = zero.train_step(lambda *args: loss_fn(*args) / 100)
+    _, metrics = step(state, make_batch())
     assert float(metrics["loss_scale"]) == 2.0**16 and not metrics["skipped"]
 
 
@@ -165,7 +165,7 @@ def test_a_skipped_step_leaves_everything_alone(precision, stage):
     tx = optax.chain(
         optax.adamw(rate, weight_decay=0.5),
         optax.ema(0.9),
-        optax.add_noise(0.01, 0.55, seed=0),
+        optax.add_noise(0.01, 0.55, key=0),
     )
     zero = jzero.Zero(stage=stage, precision=precision, accumulation=2)
     state = zero.init(Normed(), tx, sample=jnp.ones((1, 16)))
@@ -299,8 +299,6 @@ def test_gradients_are_reduced_in_the_communication_dtype(stage, dtype):
 
 def reductions(text, op):
     """(shape, dtype) of the operands of each reduction in StableHLO."""
-    import re
-
     found = set()
     for block in re.split(rf'"stablehlo\.{op}"', text)[1:]:
         signature = re.search(r"\}\) : \(tensor<((?:\d+x)*)(\w+)>", block)
@@ -347,4 +345,3 @@ def test_masters_and_moments_are_fp32():
         assert {x.dtype for x in moments} == {jnp.dtype("float32")}
         assert all(x.dtype.itemsize == 2 for x in state.params.values())
         assert state.scale.scale.dtype == jnp.float32
-    assert collectives and distance

@@ -19,7 +19,7 @@ BATCH = {"x": X, "y": np.sign(X[:, :1])}
 
 class NnxNorm(nnx.Module):
     def __init__(self, rngs, axis_name=None):
-        self.dense = nnx.Linear(6, 8, rngs=rngs)
+        self.dense = nnx.Linear(6, 8, use_bias=False, rngs=rngs)
         self.norm = nnx.BatchNorm(8, momentum=0.9, axis_name=axis_name, rngs=rngs)
         self.out = nnx.Linear(8, 1, rngs=rngs)
 
@@ -34,7 +34,7 @@ class LinenNorm(nn.Module):
     def __call__(self, x, train=False):
         # Initialising runs outside of any device axis.
         name = None if self.is_initializing() else self.axis_name
-        x = nn.Dense(8, name="dense")(x)
+        x = nn.Dense(8, use_bias=False, name="dense")(x)
         x = nn.BatchNorm(not train, momentum=0.9, axis_name=name, name="norm")(x)
         return nn.Dense(1, name="out")(nn.relu(x))
 
@@ -74,7 +74,7 @@ def stats(variables, name):
 @pytest.mark.parametrize("kind, stage", [("nnx", 3), ("linen", 2)])
 def test_batch_statistics_are_averaged_over_the_group(kind, stage):
     first, _, variables, state = run(kind, jzero.Zero(stage=stage), 1)
-    hidden = X @ first["dense/kernel"] + first["dense/bias"]
+    hidden = X @ first["dense/kernel"]
     devices = hidden.reshape(8, 4, 8)
     mean, var = devices.mean(1).mean(0), devices.var(1).mean(0)
     np.testing.assert_allclose(stats(variables, "mean"), 0.1 * mean, rtol=1e-5)
@@ -88,7 +88,7 @@ def test_batch_statistics_are_averaged_over_the_group(kind, stage):
 @pytest.mark.parametrize("kind", ["nnx", "linen"])
 def test_micro_batches_follow_each_other_in_the_statistics(kind):
     first, _, variables, _ = run(kind, jzero.Zero(stage=3, accumulation=2), 1)
-    hidden = (X @ first["dense/kernel"] + first["dense/bias"]).reshape(8, 2, 2, 8)
+    hidden = (X @ first["dense/kernel"]).reshape(8, 2, 2, 8)
     want = np.zeros(8)
     for i in range(2):
         want = 0.9 * want + 0.1 * hidden[:, i].mean(1).mean(0)
@@ -163,7 +163,7 @@ class Dropped(nnx.Module):
 class LinenDropped(nn.Module):
     @nn.compact
     def __call__(self, x):
-        x = nn.Dropout(0.5, deterministic=False)(x)
+        x = nn.Dropout(0.5, deterministic=self.is_initializing())(x)
         return x * self.param("scale", nn.initializers.ones, (8,))
 
 
@@ -192,9 +192,6 @@ def masks(kind, accumulation=2, steps=3, stage=3, seed=0):
     }[kind]
     zero = jzero.Zero(stage=stage, accumulation=accumulation)
     sample = jnp.ones((1, 8)) if kind == "linen" else None
-    if kind == "linen":
-        init = LinenDropped()
-        sample = (jnp.ones((1, 8)),)
     state = zero.init(init, optax.sgd(0.0), seed=seed, sample=sample)
     step = zero.train_step(loss_fn)
     batch = {"place": np.arange(8 * accumulation, dtype=np.int32)}
@@ -205,7 +202,7 @@ def masks(kind, accumulation=2, steps=3, stage=3, seed=0):
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("kind", ["nnx", "argument"])
+@pytest.mark.parametrize("kind", ["nnx", "argument", "linen"])
 def test_dropout_differs_everywhere_and_repeats_with_the_seed(kind):
     found = masks(kind)
     assert len(set(found.tolist())) == 8 * 2 * 3 == len(found)
@@ -213,50 +210,18 @@ def test_dropout_differs_everywhere_and_repeats_with_the_seed(kind):
     assert not np.array_equal(found, masks(kind, seed=1))
 
 
-def test_the_stage_does_not_change_the_draws():
-    for kind in ("nnx", "argument"):
-        assert np.array_equal(masks(kind, stage=1), masks(kind, stage=3))
-
-
-def test_linen_dropout():
-    model = LinenDropped()
-    zero = jzero.Zero(stage=3)
-
-    def loss_fn(model, batch, rng):
-        out = model(jnp.ones((64, 8)), rngs={"dropout": rng})
-        return out.mean(), {"kept": (out != 0).mean()}
-
-    class Quiet(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Dropout(0.5, deterministic=self.is_initializing())(x)
-            return x * self.param("scale", nn.initializers.ones, (8,))
-
-    assert model is not None
-    state = zero.init(Quiet(), optax.sgd(0.0), sample=jnp.ones((1, 8)))
-    step = zero.train_step(loss_fn)
-    kept = []
-    for _ in range(3):
-        state, metrics = step(state, {"x": np.ones((8, 1), np.float32)})
-        kept.append(float(metrics["kept"]))
-    assert len(set(kept)) == 3 and all(0.4 < x < 0.6 for x in kept)
+@pytest.mark.parametrize("kind", ["nnx", "argument", "linen"])
+def test_the_stage_does_not_change_the_draws(kind):
+    assert np.array_equal(masks(kind, steps=1, stage=1), masks(kind, steps=1))
 
 
 def test_counts_advance_and_keys_stay():
     zero = jzero.Zero(stage=3, accumulation=2)
     state = zero.init(lambda rngs: Dropped(rngs), optax.sgd(0.0))
-    before = {p: x for p, x in jax.tree_util.tree_leaves_with_path(state.variables)}
-    before = {jax.tree_util.keystr(p): np.asarray(jax.random.key_data(x)) if "key" in
-              jax.tree_util.keystr(p) else np.asarray(x) for p, x in before.items()}
+    before = numpy(state.variables)
     step = zero.train_step(lambda model, batch, rng: model(batch["x"]).mean())
     for _ in range(3):
         state, _ = step(state, {"x": np.ones((16, 8), np.float32)})
-    counts = 0
-    for path, x in jax.tree_util.tree_leaves_with_path(state.variables):
-        name = jax.tree_util.keystr(path)
-        if "count" in name:
-            counts += 1
-            assert int(x) == before[name] + 3 * 2
-        else:
-            assert np.array_equal(np.asarray(jax.random.key_data(x)), before[name])
-    assert counts == 1
+    for path, x in numpy(state.variables).items():
+        assert np.array_equal(x, before[path] + 3 * 2 if "count" in path else before[path])
+    assert sum("count" in path for path in before) == 1

@@ -154,8 +154,10 @@ def test_an_average_of_weights_is_a_tree_map(stage):
 
 
 def test_a_teacher_has_no_gradient():
-    init = {"student": {"w": np.ones((16, 4), np.float32)},
-            "teacher": {"w": np.full((16, 4), 2, np.float32)}}
+    init = {
+        "student": {"w": np.ones((16, 4), np.float32)},
+        "teacher": {"w": np.full((16, 4), 2, np.float32)},
+    }
 
     def loss_fn(params, batch, rng):
         student = batch["x"] @ jzero.gather(params["student"]["w"])
@@ -191,7 +193,7 @@ def gan_loss(model, batch, stop):
 
 def gan_optimizer():
     def label(params):
-        return {name: jax.tree.map(lambda _: name, sub) for name, sub in params.items()}
+        return jax.tree_util.tree_map_with_path(lambda path, _: path[0].key, params)
 
     return optax.partition({"generator": optax.adam(1e-2), "critic": optax.sgd(1e-1)}, label)
 
@@ -219,7 +221,9 @@ def test_two_models_with_two_optimizers_in_one_step():
     for stage in (1, 3):
         zero = jzero.Zero(stage=stage)
         state = zero.init(lambda rngs: Gan(rngs), gan_optimizer())
-        step = zero.train_step(lambda model, batch, rng: gan_loss(model, batch, jzero.stop_gradient))
+        step = zero.train_step(
+            lambda model, batch, rng: gan_loss(model, batch, jzero.stop_gradient)
+        )
         for _ in range(2):
             state, _ = step(state, batch)
         assert_close(zero.params(state), weights)
