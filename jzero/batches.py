@@ -64,9 +64,7 @@ def _rows(batch: Any) -> int:
 
 
 def _check_rows(mesh: ZeroMesh, batch: Any) -> None:
-    local = sum(d.process_index == jax.process_index() for d in mesh.storage.devices.flat)
-    others = mesh.storage.devices.size // mesh.data_size
-    shares = max(local // others, 1)
+    shares = mesh.local_data_size
     for path, x in flatten(batch).items():
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             continue

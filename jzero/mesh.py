@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -84,14 +85,21 @@ class ZeroMesh:
         """Where an array with this spec, in the user's axis names, is stored."""
         return NamedSharding(self.storage, spec, memory_kind=memory_kind)
 
-    @property
+    @cached_property
     def whole(self) -> NamedSharding:
         return self.sharding(PartitionSpec())
 
-    @property
+    @cached_property
     def batch(self) -> NamedSharding:
         """Rows spread over every data axis."""
         return self.sharding(PartitionSpec(self.data_axes))
+
+    @cached_property
+    def local_data_size(self) -> int:
+        """Of the devices that see different rows, those that this process feeds."""
+        here = jax.process_index()
+        local = sum(d.process_index == here for d in self.storage.devices.flat)
+        return max(local * self.data_size // self.storage.devices.size, 1)
 
 
 def make_zero_mesh(

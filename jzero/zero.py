@@ -132,15 +132,11 @@ class Zero:
         layer_axes: Mapping[str, int | tuple[int, ...]] | None = None,
     ) -> Setup:
         """All that `init` does but making arrays: the specs, on a mesh that need not be there."""
-        self.setup = make_setup(
-            self.config,
-            self.mesh,
-            self.batch,
-            describe(model, seed, sample),
-            tx,
-            trainable,
-            layer_axes or {},
-        )
+        with self.mesh.context():
+            described = describe(model, seed, sample)
+            self.setup = make_setup(
+                self.config, self.mesh, self.batch, described, tx, trainable, layer_axes or {}
+            )
         return self.setup
 
     @property

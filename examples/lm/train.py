@@ -1,0 +1,404 @@
+"""Train a language model at the ZeRO stage that a DeepSpeed-style configuration names.
+
+    python examples/lm/train.py --config examples/lm/stage3.json --devices 8
+
+Read it from top to bottom: the command line, the devices, the run, and what is said of it. All that
+knows of ZeRO is in `train`: `Zero`, `init`, `train_step`, `eval_step`, `batches`, `model`.
+
+In several processes, start the same command in each, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
+and JAX_PROCESS_ID set, or under `srun` or `mpirun`. Files and progress come from process 0.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from data import Corpus, held_out_batches, prepare, train_batches
+from jax.sharding import Mesh
+from model import LM, PRESETS, LMConfig, loss_fn
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from sample import generate
+
+import jzero
+from jzero import config as configs
+from jzero.birth import born
+from jzero.config.source import read
+from jzero.errors import JzeroError
+from jzero.explain import stage_table
+from jzero.measure import real_bytes
+from jzero.monitor import Monitor
+from jzero.watch import ScaleError
+
+IN_FLIGHT = 2  # steps that are dispatched before the first one's metrics are waited for
+LINES = 12  # of progress, over a run
+SAMPLE_TOKENS = 96
+SMALL_STATE = (
+    64 << 20
+)  # bytes per device up to which the other stages' states are made and measured
+
+Json = dict[str, Any]
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage before it."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message} (--help shows the usage)\n")
+
+
+def whole_number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number of at least 1")
+    return int(text)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(description="Train a language model with jzero.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--config", required=True, metavar="FILE.json", help="a DeepSpeed-style configuration")
+    add("--steps", type=whole_number, default=500, metavar="N", help="optimizer steps (500)")
+    add(
+        "--data",
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="files, folders or globs of text or JSONL; the Python standard library by default",
+    )
+    add("--model", choices=list(PRESETS), default="tiny", metavar="PRESET", help=", ".join(PRESETS))
+    add("--out", type=Path, metavar="DIR", help="a new folder for results (runs/lm-DATE-TIME)")
+    add(
+        "--resume", nargs="?", const="last", metavar="STEP", help="not yet: checkpoints are to come"
+    )
+    add("--save-every", metavar="K", help="not yet: checkpoints are to come")
+    add("--devices", type=whole_number, metavar="N", help="use the first N; virtual ones on a CPU")
+    args = parser.parse_args(arguments)
+    for flag, value in (("--resume", args.resume), ("--save-every", args.save_every)):
+        if value is not None:
+            parser.error(f"argument {flag}: not yet: this version writes no checkpoints")
+    if args.out is None:
+        args.out = Path("runs") / time.strftime("lm-%Y%m%d-%H%M%S")
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0; 2 for bad usage or input, 1 for a failure while running, with one line each."""
+    args = parse(arguments)
+    try:
+        train(args)
+    except KeyboardInterrupt:
+        return failed("interrupted", 130)
+    except (ScaleError, OSError, jax.errors.JaxRuntimeError) as error:
+        return failed(error, 1)
+    except JzeroError as error:
+        return failed(error, 2)
+    return 0
+
+
+def failed(error: object, code: int) -> int:
+    print(f"train.py: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+# --- the configuration and the devices -----------------------------------------------------------
+
+
+def read_config(path: str, steps: int) -> configs.Config:
+    """The configuration in a file; a schedule whose length is "auto" ends with the run."""
+    given = read(path)
+    scheduler = given.get("scheduler")
+    params = scheduler.get("params") if isinstance(scheduler, dict) else None
+    length = params.get("total_num_steps") if isinstance(params, dict) else None
+    return configs.load(given, total_num_steps=steps if length == "auto" else None)
+
+
+def check_out(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise JzeroError(f"--out {folder}: {what}; give a new folder")
+
+
+def join_processes() -> None:
+    """Makes this process one of several, where the environment says so."""
+    env = os.environ
+    if "JAX_COORDINATOR_ADDRESS" in env:
+        count, index = env.get("JAX_NUM_PROCESSES"), env.get("JAX_PROCESS_ID")
+        jax.distributed.initialize(
+            num_processes=int(count) if count else None, process_id=int(index) if index else None
+        )
+    elif any(int(env.get(n, 1)) > 1 for n in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")):
+        jax.distributed.initialize()
+
+
+def make_mesh(count: int | None) -> Mesh | None:
+    """One axis `data` over the first `count` devices; None, for all of them."""
+    # Without accelerators JAX makes as many CPU devices as it is told before it looks for any. They
+    # take turns on few cores, so one may wait long for the others: do not take that for a hang.
+    flags = os.environ.get("XLA_FLAGS", "")
+    for name, seconds in (("warn_stuck", 120), ("terminate", 600)):
+        flag = f"--xla_cpu_collective_call_{name}_timeout_seconds"
+        if flag not in flags:
+            flags = f"{flags} {flag}={seconds}"
+    os.environ["XLA_FLAGS"] = flags.strip()
+    if count is not None and "xla_force_host_platform_device_count" not in flags:
+        if "JAX_NUM_CPU_DEVICES" not in os.environ and "JAX_COORDINATOR_ADDRESS" not in os.environ:
+            jax.config.update("jax_num_cpu_devices", count)
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise JzeroError(f"JAX finds no devices: {error}") from error
+    if count is None:
+        return None
+    if count > len(devices):
+        raise JzeroError(f"--devices {count}: there are {len(devices)} ({devices[0].platform})")
+    if count < len(devices) and jax.process_count() > 1:
+        raise JzeroError(f"--devices {count}: several processes use all their {len(devices)}")
+    return Mesh(np.array(devices[:count]), ("data",))
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+def train(args: argparse.Namespace) -> None:
+    config = read_config(args.config, args.steps)
+    check_out(args.out)  # in every process, before process 0 can have written to it
+    join_processes()
+    zero = jzero.Zero(config, mesh=make_mesh(args.devices))
+    first, batch = jax.process_index() == 0, zero.batch
+    if batch.train is None:
+        raise JzeroError(f"{args.config}: train_micro_batch_size_per_gpu: missing; give a number")
+    out = Console(quiet=not first, width=None if sys.stdout.isatty() else 120, highlight=False)
+    out.print(Text("Configuration:"))
+    for key, value in config.resolved().items():
+        out.print(Text(f"  {key}: {json.dumps(value)}"), soft_wrap=True)
+
+    size = PRESETS[args.model]
+    corpus = prepare(args.data, size.vocabulary)
+    processes = (jax.process_index(), jax.process_count())
+    rows = zero.batches(train_batches(corpus, size.context, batch.train, 0, *processes))
+
+    state = zero.init(lambda rngs: LM(size, rngs=rngs), seed=0)
+    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(zero.setup.params))
+    explanation = zero.explain()
+    out.print(
+        f"\n{args.model}: {parameters:,} parameters, stage {config.stage}, "
+        f"{zero.mesh.data_size} devices, {config.compute_dtype}, "
+        f"{batch.train} rows of {size.context} tokens a step in {batch.accumulation} micro-batches"
+    )
+    kept = ", ".join(f"{kind} {count:,}" for kind, count in explanation.bytes_per_device.items())
+    out.print(f"Bytes on each device: {kept}; {explanation.sharded_share:.2%} of all are sharded")
+    out.print(
+        f"Corpus: {len(corpus.train):,} tokens to train on, {len(corpus.held_out):,} held out\n"
+    )
+
+    step = zero.train_step(loss_fn)
+    if first:
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_json(args.out / "config.json", config.resolved())
+    began = time.perf_counter()
+    with Record(args, zero.monitor(args.out), batch.train, size.context, first) as record:
+        in_flight: deque[dict[str, jax.Array]] = deque()
+        try:
+            for number in range(1, args.steps + 1):
+                state, metrics = step(state, next(rows))
+                if number == 1:
+                    record.compiled(time.perf_counter() - began)
+                in_flight.append(metrics)
+                if len(in_flight) > IN_FLIGHT:
+                    record.add(in_flight.popleft())
+        finally:  # also where the loss scale has given up
+            while in_flight:
+                record.add(in_flight.popleft())
+    seconds = time.perf_counter() - began
+
+    nats = validate(zero, state, corpus, size)
+    reached, unigram = corpus.bits_per_byte(nats), corpus.unigram_bits_per_byte()
+    table, measured = stage_table(zero.setup, batch.accumulation), measure_stages(zero, state)
+    summary = {
+        "parameters": parameters,
+        "stage": config.stage,
+        "devices": zero.mesh.data_size,
+        "steps": args.steps,
+        "train_loss": record.loss,
+        "validation_loss": finite(nats),
+        "bits_per_byte": finite(reached),
+        "unigram_bits_per_byte": unigram,
+        "bytes_per_device": measured[config.stage],
+        "model": args.model,
+        "seconds": seconds,
+        "compile_seconds": record.compile_seconds,
+        "skipped_steps": int(state.skipped),
+        "stages": [row | {"measured": measured.get(row["stage"])} for row in table],
+    }
+    if first:
+        write_json(args.out / "summary.json", summary)
+    out.print(
+        f"\n{args.steps} steps in {seconds:.0f} s, {summary['skipped_steps']} of them skipped"
+    )
+    out.print(f"Held-out loss {nats:.4f} nats per token = {reached:.4f} bits per byte of text")
+    out.print(
+        f"Unigram entropy {unigram:.4f} bits per byte; reached {1 - reached / unigram:.1%} below it\n"
+    )
+    out.print(hbm_table(table, measured, config.stage))
+    text = continuation(zero, state, corpus, size)
+    out.print(Text(f"\nA sample of the model's text:\n\n{text}\n"), soft_wrap=True)
+    out.print(Text(f"Results: {args.out}"), soft_wrap=True)
+    for row in table:
+        found = measured.get(row["stage"])
+        if found is not None and any(row[kind] != count for kind, count in found.items()):
+            raise OSError(f"stage {row['stage']}: the shards hold {found}, the specs say {row}")
+
+
+def validate(zero: jzero.Zero, state: jzero.State, corpus: Corpus, size: LMConfig) -> float:
+    """The mean loss over the held-out tokens, in nats; every token counts once."""
+    evaluate = zero.eval_step(loss_fn)
+    rows = (zero.batch.micro or 1) * zero.mesh.data_size
+    batches = held_out_batches(corpus, size.context, rows, jax.process_index(), jax.process_count())
+    total = 0.0
+    for index, batch in enumerate(zero.batches(batches)):
+        predicted = min(rows * size.context, corpus.held_out_tokens - index * rows * size.context)
+        total += float(evaluate(state, batch)["loss"]) * predicted
+    return total / corpus.held_out_tokens
+
+
+def continuation(zero: jzero.Zero, state: jzero.State, corpus: Corpus, size: LMConfig) -> str:
+    """A document that the model begins by itself."""
+
+    @jax.jit
+    def draw(state: jzero.State) -> jax.Array:
+        prompt = jax.numpy.zeros((1, 1), jax.numpy.int32)  # token 0 comes before each document
+        key = jax.random.key(0)
+        return generate(zero.model(state), prompt, SAMPLE_TOKENS, key, context=size.context)
+
+    return corpus.tokenizer.decode(np.asarray(draw(state))[0].tolist())
+
+
+# --- what is said of it --------------------------------------------------------------------------
+
+
+class Record:
+    """Metrics of finished steps: to `metrics.jsonl`, to monitors, and to the terminal."""
+
+    def __init__(
+        self, args: argparse.Namespace, monitor: Monitor, rows: int, context: int, first: bool
+    ):
+        console = Console(stderr=True, quiet=not first, highlight=False)
+        self.bar = bars.Progress(
+            bars.TextColumn("step {task.completed}/{task.total}"),
+            bars.BarColumn(),
+            bars.TextColumn("loss {task.fields[loss]:.4f}, {task.fields[speed]:,.0f} tokens/s"),
+            bars.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal or not first,
+        )
+        self.steps, self.rows, self.tokens = args.steps, rows, rows * context
+        self.task = self.bar.add_task("train", total=args.steps, loss=math.nan, speed=0.0)
+        self.file = (args.out / "metrics.jsonl").open("w") if first else None
+        self.monitor = monitor
+        self.number = 0
+        self.loss: float | None = None
+        self.compile_seconds = 0.0
+        self.then = self.began = time.perf_counter()
+
+    def __enter__(self) -> "Record":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.stop()
+        self.monitor.close()
+        if self.file is not None:
+            self.file.close()
+
+    def compiled(self, seconds: float) -> None:
+        self.compile_seconds = seconds
+        self.bar.console.print(f"step 1 traced and compiled in {seconds:.1f} s")
+        self.then = self.began = time.perf_counter()
+
+    def add(self, metrics: Mapping[str, jax.Array]) -> None:
+        """Waits for the next step's metrics and writes them."""
+        values = {name: np.asarray(x).item() for name, x in jax.device_get(metrics).items()}
+        now = time.perf_counter()
+        speed, self.then = self.tokens / (now - self.then), now
+        self.number += 1
+        loss, self.loss = values["loss"], finite(values["loss"])
+        line = {
+            "step": self.number,
+            "loss": self.loss,
+            "lr": values.get("lr"),
+            "grad_norm": finite(values["grad_norm"]),
+            "grad_norm_clipped": finite(values["grad_norm_clipped"]),
+            "loss_scale": values["loss_scale"],
+            "skipped": values["skipped"],
+            "tokens_per_second": speed,
+        }
+        if self.file is not None:
+            self.file.write(json.dumps(line, allow_nan=False) + "\n")
+            self.file.flush()
+        self.monitor.write(self.number * self.rows, values)
+        self.bar.update(self.task, advance=1, loss=loss, speed=speed)
+        if self.number in (1, self.steps) or self.number % max(1, self.steps // LINES) == 0:
+            took = (now - self.began) / self.number
+            left = time.strftime("%H:%M:%S", time.gmtime(took * (self.steps - self.number)))
+            skipped = ", skipped: not finite" if values["skipped"] else ""
+            self.bar.console.print(
+                f"step {self.number}/{self.steps}: loss {loss:.4f}, "
+                f"{self.tokens / took:,.0f} tokens/s, {left} left{skipped}",
+                soft_wrap=True,
+            )
+
+
+def measure_stages(zero: jzero.Zero, state: jzero.State) -> dict[int, dict[str, int]]:
+    """Bytes per device from the arrays that are there: of this stage, and of all if they fit."""
+    running, setup = zero.config.stage, zero.setup
+    found = {running: real_bytes(state)}
+    if max(row["state"] for row in stage_table(setup)) <= SMALL_STATE:
+        for stage in {0, 1, 2, 3} - {running}:
+            at = setup.at_stage(stage)
+            other = born(at.model, at.update, at.scaling, 0, at.abstract_state())
+            found[stage] = real_bytes(other)
+    return found
+
+
+def hbm_table(rows: list[dict[str, int]], measured: dict[int, dict[str, int]], stage: int) -> Table:
+    """Bytes per device by stage: as the specs predict them, and as the arrays have them."""
+    kinds = ("params", "master", "optimizer", "other", "state")
+    table = Table(title=f"Bytes on each device, by stage (this run: stage {stage})")
+    for name in ("stage", *kinds, "from the shards", "gradients", "total"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        found = measured.get(row["stage"])
+        real = "not made" if found is None else f"{sum(found.values()):,}"
+        numbers = [f"{row[kind]:,}" for kind in kinds]
+        after = (f"{row['gradients']:,}", f"{row['total']:,}")
+        style = "bold" if row["stage"] == stage else ""
+        table.add_row(str(row["stage"]), *numbers, real, *after, style=style)
+    table.caption = "state: predicted from the specs; gradients live only while a step runs"
+    return table
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def write_json(path: Path, data: Json) -> None:
+    path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
