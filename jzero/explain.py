@@ -229,7 +229,9 @@ def _parameters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> 
             reason = "whole: parameters are sharded from stage 3 on"
         else:
             reason = leaf.reason
-        yield _row(layout, "params", path, leaf.array.shape, x, reason + _note(path, made_whole))
+        if leaf.shard_parameter:
+            reason += _note(path, made_whole)
+        yield _row(layout, "params", path, leaf.array.shape, x, reason)
 
 
 def _masters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> Iterator[Row]:

@@ -51,8 +51,8 @@ class Recipe:
         gone = array.layer_axes[: len(array.shape) - ndim]
         if len(gone) != len(array.shape) - ndim:
             raise JzeroError(
-                f"{array.path} of shape {array.shape} is read as an array of {ndim} dimensions, and "
-                f"its layer axes are not known yet: run a training step first, or pass "
+                f"{array.path} of shape {array.shape} is read as an array of {ndim} dimensions, "
+                f"and its layer axes are not known yet: run a training step first, or pass "
                 f"zero.init(..., layer_axes={{{array.path!r}: 0}})"
             )
         return tuple(d for d in range(len(array.shape)) if d not in gone)

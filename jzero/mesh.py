@@ -86,6 +86,19 @@ class ZeroMesh:
         return NamedSharding(self.storage, spec, memory_kind=memory_kind)
 
     @cached_property
+    def _virtual(self) -> bool:
+        return self.storage.size > 1 and self.storage.devices.flat[0].platform == "cpu"
+
+    def settle(self, array: Any) -> None:
+        """On virtual CPU devices, waits for an array.
+
+        Two programs in flight can each hold threads of XLA:CPU's pool that the other's collectives
+        wait for, and hang.
+        """
+        if self._virtual:
+            jax.block_until_ready(array)
+
+    @cached_property
     def whole(self) -> NamedSharding:
         return self.sharding(PartitionSpec())
 

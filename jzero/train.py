@@ -32,8 +32,10 @@ class TrainStep:
         """
         if self._watch is not None:
             self._watch.check()
-        batch = place_batch(self._holder.setup.mesh, batch)
-        with self._holder.setup.mesh.context():
+        mesh = self._holder.setup.mesh
+        batch = place_batch(mesh, batch)
+        mesh.settle(state.step)
+        with mesh.context():
             state, run = self._ready(state, batch)
             state, metrics, health = run(state, batch)
         if self._watch is not None:
@@ -117,5 +119,6 @@ class EvalStep:
                 return with_aux({"loss": loss}, aux)
 
             self._jitted = jax.jit(evaluate, out_shardings=setup.mesh.whole)
+        setup.mesh.settle(state.step)
         with setup.mesh.context():
             return self._jitted(state, batch)

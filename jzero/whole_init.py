@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jzero.jaxpr_flow import NONE, Facts, Flow
+from jzero.layout import Layout
 from jzero.partition import Leaf
 from jzero.paths import flatten
 
@@ -32,18 +33,16 @@ class _Cause(NamedTuple):
     after: tuple[int, ...] = ()
 
 
-def whole_at_init(
-    build: Callable[[jax.Array], tuple[Any, Any]], leaves: Mapping[str, Leaf]
-) -> dict[str, str]:
-    """The sharded parameters that each device makes whole when the model is initialised.
+def whole_at_init(build: Callable[[jax.Array], tuple[Any, Any]], layout: Layout) -> dict[str, str]:
+    """The sharded weights that each device makes whole when the model is initialised.
 
     Arguments:
       build: key -> (parameters, other variables), as `Model.build`; traced, never run.
-      leaves: path -> where each parameter lives.
+      layout: where everything lives.
 
     Returns:
       path -> what makes it whole: a primitive's name such as "qr" (orthogonal initialisers), or
-      "a constant array". It costs memory for a moment, one leaf at a time; the state is sharded.
+      "a constant array". That costs memory for a moment only: the state is sharded all the same.
     """
     jaxpr, shapes = jax.make_jaxpr(build, return_shape=True)(jax.random.key(0))
     facts = _Causes().closed(jaxpr, [NONE] * len(jaxpr.in_avals))
@@ -51,12 +50,27 @@ def whole_at_init(
     found = {}
     # The parameters are the first outputs.
     for path, causes in zip(flatten(params), facts, strict=False):
-        leaf = leaves[path]
-        if leaf.shard_state or leaf.shard_parameter:
+        leaf = layout.leaves[path]
+        if leaf.shard_parameter or (leaf.shard_state and layout.has_master(leaf)):
             names = sorted(cause.name for cause in causes if _applies(cause, leaf))
             if names:
                 found[path] = names[0]
     return found
+
+
+def notice(found: Mapping[str, str]) -> str:
+    """What `whole_at_init` found, in one line.
+
+    Example:
+      >>> notice({"a/kernel": "qr", "b/kernel": "qr"}).split(";")[0]
+      'made whole on each device at init, then cut: a/kernel (qr), b/kernel (qr)'
+    """
+    names = [f"{path} ({cause})" for path, cause in found.items()]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return (
+        f"made whole on each device at init, then cut: {', '.join(names[:5])}{more}; choose an "
+        f"initialiser that draws each element alone, such as normal, if memory is short there"
+    )
 
 
 class _Causes(Flow):

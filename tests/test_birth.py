@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 import jzero
 from jzero import birth
-from jzero.whole_init import whole_at_init
+from jzero.whole_init import notice, whole_at_init
 
 SHAPE = (104, 72)  # dim 0 divides by 8; for 7 it is stored as 105
 LAYERS = 6
@@ -74,7 +74,7 @@ def test_ordinary_initialisers_are_born_sharded(monkeypatch, name, devices):
     assert leaf.is_padded == (devices == 7)
     shard = math.prod(leaf.stored_shape) // devices
     assert largest(text) <= shard
-    assert whole_at_init(setup.model.build, setup.layout.leaves) == {}
+    assert whole_at_init(setup.model.build, setup.layout) == {}
 
 
 @pytest.mark.parametrize("devices", [8, 7])
@@ -115,7 +115,7 @@ def test_layers_are_born_sharded(monkeypatch, init, sample, devices):
     setup, text = compile_birth(monkeypatch, zero, init, sample=sample)
     leaves = setup.layout.leaves.values()
     assert largest(text) <= max(math.prod(x.stored_shape) // devices for x in leaves)
-    assert whole_at_init(setup.model.build, setup.layout.leaves) == {}
+    assert whole_at_init(setup.model.build, setup.layout) == {}
 
 
 TABLE = np.sin(np.arange(math.prod(SHAPE), dtype=np.float32).reshape(SHAPE))
@@ -136,7 +136,7 @@ def test_initialisers_that_are_made_whole_are_named(monkeypatch, name):
 
     zero = zero_of(8, stage=3)
     setup, text = compile_birth(monkeypatch, zero, init)
-    assert whole_at_init(setup.model.build, setup.layout.leaves) == {"odd": name}
+    assert whole_at_init(setup.model.build, setup.layout) == {"odd": name}
     assert largest(text) >= setup.layout.leaves["odd"].array.size  # it is true
 
 
@@ -149,7 +149,7 @@ def test_some_are_made_whole_only_where_padded(monkeypatch, name):
 
     for devices, found in [(8, {}), (7, {"w": name})]:
         setup, text = compile_birth(monkeypatch, zero_of(devices, stage=3), init)
-        assert whole_at_init(setup.model.build, setup.layout.leaves) == found
+        assert whole_at_init(setup.model.build, setup.layout) == found
         assert (largest(text) >= math.prod(SHAPE)) == bool(found)
 
 
@@ -163,8 +163,10 @@ def test_inside_stacks_branches_and_loops():
             )
             self.layers = make(rngs.split(LAYERS))
 
-    setup = zero_of(8, stage=1).setup_for(lambda rngs: Orthogonal(rngs), optax.sgd(0.1))
-    found = whole_at_init(setup.model.build, setup.layout.leaves)
+    setup = zero_of(8, stage=1, precision="bf16").setup_for(
+        lambda rngs: Orthogonal(rngs), optax.sgd(0.1)
+    )
+    found = whole_at_init(setup.model.build, setup.layout)
     assert found == {"layers/kernel": "qr"}
 
     def looped(key):
@@ -176,14 +178,22 @@ def test_inside_stacks_branches_and_loops():
         return {"odd": odd, "even": even}
 
     setup = zero_of(8, stage=3).setup_for(looped, optax.sgd(0.1))
-    assert whole_at_init(setup.model.build, setup.layout.leaves) == {"odd": "qr"}
+    assert whole_at_init(setup.model.build, setup.layout) == {"odd": "qr"}
 
 
-def test_leaves_that_stay_whole_anyway_are_not_named():
-    setup = zero_of(8, stage=0).setup_for(
+@pytest.mark.parametrize(
+    "stage, precision, named", [(0, "bf16", 0), (2, "fp32", 0), (2, "bf16", 1), (3, "fp32", 1)]
+)
+def test_weights_that_stay_whole_anyway_are_not_named(stage, precision, named):
+    setup = zero_of(8, stage=stage, precision=precision).setup_for(
         lambda key: {"w": initializers.orthogonal()(key, (8, 8))}, optax.sgd(0.1)
     )
-    assert whole_at_init(setup.model.build, setup.layout.leaves) == {}
+    assert len(whole_at_init(setup.model.build, setup.layout)) == named
+
+
+def test_the_notice_is_one_line():
+    text = notice({f"layers/{i}/kernel": "qr" for i in range(7)})
+    assert "layers/0/kernel (qr)" in text and " and 2 more; " in text and "\n" not in text
 
 
 def test_weights_do_not_depend_on_stage_or_devices():

@@ -19,7 +19,7 @@ LAYERS, WIDTH = 3, 8
 X = jax.ShapeDtypeStruct((2, WIDTH), jnp.float32)
 
 
-def probe(init, loss_fn, sample=None):
+def probe(init, loss_fn, sample=None, x=X):
     """path -> axes taken away, as a step's trace finds them."""
     model = describe(init, 0, sample)
     params, variables = model.weights or jax.eval_shape(model.build, jax.random.key(0))
@@ -27,7 +27,7 @@ def probe(init, loss_fn, sample=None):
     def use(params, variables, x):
         loss_fn(model.bind(params, variables, lambda key: key), x)
 
-    return {path: read.gone for path, read in reads(use, params, variables, X).items()}
+    return {path: read.gone for path, read in reads(use, params, variables, x).items()}
 
 
 class Layer(nnx.Module):
@@ -93,6 +93,43 @@ def test_an_ambiguous_layer_axis_is_found_exactly():
 
     cube = {"w": jnp.ones((WIDTH, WIDTH, WIDTH))}
     assert probe(cube, loss) == {"w": (1,)}
+
+
+STOCK_NNX = {
+    "conv": (lambda rngs: nnx.Conv(3, 8, (3, 3), rngs=rngs), (2, 8, 8, 3)),
+    "batch norm": (lambda rngs: nnx.BatchNorm(8, rngs=rngs), (2, 8)),
+    "group norm": (lambda rngs: nnx.GroupNorm(8, num_groups=2, rngs=rngs), (2, 8)),
+    "attention": (lambda rngs: nnx.MultiHeadAttention(4, 16, decode=False, rngs=rngs), (2, 5, 16)),
+    "einsum": (lambda rngs: nnx.Einsum("ab,bc->ac", (8, 4), (4,), rngs=rngs), (2, 8)),
+    "lora": (lambda rngs: nnx.LoRALinear(8, 4, lora_rank=2, rngs=rngs), (2, 8)),
+    "lstm": (lambda rngs: nnx.RNN(nnx.LSTMCell(4, 6, rngs=rngs)), (2, 5, 4)),
+}
+STOCK_LINEN = {
+    "conv": (nn.Conv(8, (3, 3)), (2, 8, 8, 3)),
+    "attention": (nn.MultiHeadDotProductAttention(4), (2, 5, 16)),
+    "gru": (nn.Bidirectional(nn.RNN(nn.GRUCell(6)), nn.RNN(nn.GRUCell(6))), (2, 5, 4)),
+    "general": (nn.DenseGeneral((2, 4)), (2, 8)),
+}
+
+
+@pytest.mark.parametrize("init, shape", STOCK_NNX.values(), ids=STOCK_NNX)
+def test_stock_nnx_layers_read_all_they_have(init, shape):
+    found = probe(init, mean, x=jax.ShapeDtypeStruct(shape, jnp.float32))
+    params = nnx.state(nnx.eval_shape(lambda: init(nnx.Rngs(0))), nnx.Param)
+    assert len(found) == len(jax.tree.leaves(params)) and set(found.values()) == {()}
+
+
+@pytest.mark.parametrize("module, shape", STOCK_LINEN.values(), ids=STOCK_LINEN)
+def test_stock_linen_layers_read_all_they_have(module, shape):
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    found = probe(module, mean, sample=x, x=x)
+    params = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
+    assert len(found) == len(jax.tree.leaves(params)) and set(found.values()) == {()}
+
+
+def test_nested_linen_scans_lose_both_axes():
+    module = nn.remat_scan(nn.Dense, lengths=(2, 3))(WIDTH)
+    assert probe(module, mean, sample=X) == {"kernel": (0, 1), "bias": (0, 1)}
 
 
 class LinenLayer(nn.Module):

@@ -5,8 +5,9 @@
 Read it from top to bottom: the command line, the devices, the run, and what is said of it. All that
 knows of ZeRO is in `train`: `Zero`, `init`, `train_step`, `eval_step`, `batches`, `model`.
 
-In several processes, start the same command in each, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
-and JAX_PROCESS_ID set, or under `srun` or `mpirun`. Files and progress come from process 0.
+In several processes: start the same command in each, under `srun` or `mpirun`, or with
+JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set. Files and progress come from
+process 0.
 """
 
 import argparse
@@ -81,10 +82,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add("--model", choices=list(PRESETS), default="tiny", metavar="PRESET", help=", ".join(PRESETS))
     add("--out", type=Path, metavar="DIR", help="a new folder for results (runs/lm-DATE-TIME)")
-    add(
-        "--resume", nargs="?", const="last", metavar="STEP", help="not yet: checkpoints are to come"
-    )
-    add("--save-every", metavar="K", help="not yet: checkpoints are to come")
+    add("--resume", nargs="?", const="last", metavar="STEP", help="not yet")
+    add("--save-every", metavar="K", help="not yet")
     add("--devices", type=whole_number, metavar="N", help="use the first N; virtual ones on a CPU")
     args = parser.parse_args(arguments)
     for flag, value in (("--resume", args.resume), ("--save-every", args.save_every)):
@@ -250,9 +249,8 @@ def train(args: argparse.Namespace) -> None:
         f"\n{args.steps} steps in {seconds:.0f} s, {summary['skipped_steps']} of them skipped"
     )
     out.print(f"Held-out loss {nats:.4f} nats per token = {reached:.4f} bits per byte of text")
-    out.print(
-        f"Unigram entropy {unigram:.4f} bits per byte; reached {1 - reached / unigram:.1%} below it\n"
-    )
+    below = 1 - reached / unigram
+    out.print(f"Unigram entropy {unigram:.4f} bits per byte; the model is {below:.1%} below it\n")
     out.print(hbm_table(table, measured, config.stage))
     text = continuation(zero, state, corpus, size)
     out.print(Text(f"\nA sample of the model's text:\n\n{text}\n"), soft_wrap=True)

@@ -49,6 +49,7 @@ class Net:
     def sample(self) -> Any:
         return jax.ShapeDtypeStruct((2, LENGTH), jnp.int32) if self.kind == "linen" else None
 
+    @functools.cache  # noqa: B019
     def fresh(self, seed: int = 0) -> tuple[Any, Callable[[Any, Any], jax.Array]]:
         """Weights as the model itself makes them, and logits(weights, tokens); no jzero."""
         if self.kind == "nnx":
@@ -63,9 +64,9 @@ class Net:
         key = jax.random.key(seed)
         if self.kind == "linen":
             module = LinenNet(self)
-            params = module.init(key, jnp.zeros((2, LENGTH), jnp.int32))["params"]
+            params = jax.jit(module.init)(key, jnp.zeros((2, LENGTH), jnp.int32))["params"]
             return params, lambda params, tokens: module.apply({"params": params}, tokens)
-        return plain_init(self, key), functools.partial(plain_logits, self, lambda tree: tree)
+        return jax.jit(self.init)(key), functools.partial(plain_logits, self, lambda tree: tree)
 
     def logits(self, model: Any, tokens: jax.Array) -> jax.Array:
         """The logits of a model as jzero hands it to a loss function."""

@@ -20,9 +20,8 @@ import jzero  # noqa: E402
 from jzero.paths import flatten  # noqa: E402
 
 RUNS = {
-    "nnx-3": (Net("nnx", vocab=50, width=18), {"stage": 3, "accumulation": 2}),
-    "linen-2": (Net("linen"), {"stage": 2, "precision": "bf16"}),
-    "plain-1": (Net("plain", layers=8), {"stage": 1}),
+    "nnx-2": (Net("nnx"), {"stage": 2, "precision": "bf16"}),
+    "plain-3": (Net("plain", layers=8, vocab=50, width=18), {"stage": 3, "accumulation": 2}),
 }
 
 

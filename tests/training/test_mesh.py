@@ -274,8 +274,10 @@ def compiled_names(records):
     return [r.getMessage() for r in records if "Finished XLA compilation" in r.getMessage()]
 
 
-@pytest.mark.parametrize("stage, kind", [(0, "nnx"), (1, "linen"), (2, "plain"), (3, "nnx")])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    "stage, kind, precision",
+    [(0, "nnx", "fp16"), (1, "linen", "bf16"), (2, "plain", "fp32"), (3, "nnx", "fp16")],
+)
 def test_the_step_compiles_once(stage, kind, precision):
     net = Net(kind)
     zero = jzero.Zero(stage=stage, precision=precision)
@@ -311,8 +313,10 @@ def test_plain_stacks_are_found_and_moved_before_the_step_compiles():
     assert_close(zero.params(state), reference(net, steps=3)[1])
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "stage, precision",
+    [(0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"), (3, "fp32"), (3, "bf16")],
+)
 def test_the_state_is_donated(stage, precision):
     net = Net("linen", vocab=50, width=18)  # padded, too
     zero = jzero.Zero(stage=stage, precision=precision)
@@ -337,6 +341,25 @@ def test_the_state_is_donated(stage, precision):
         if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     }
     assert set(pointers) <= new
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_each_device_holds_its_share(stage, precision):
+    """Every dimension divides by 8: nothing may be whole that the stage shards."""
+    net = Net("linen")
+    zero = jzero.Zero(stage=stage, precision=precision)
+    state = zero.init(net.init, OPTIMIZERS["adamw"](), sample=net.sample)
+    whole = sum(x.size for x in jax.tree.leaves(net.fresh()[0]))
+
+    def held(tree):
+        return sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(tree) if x.ndim)
+
+    low = precision == "bf16"
+    assert held(state.opt_state) == 2 * whole / (8 if stage else 1)
+    assert held(state.master) == (whole / (8 if stage else 1) if low else 0)
+    in_params = {0: whole, 1: whole, 2: whole, 3: 0 if low else whole / 8}
+    assert held(state.params) == in_params[stage]
 
 
 def test_a_batch_of_global_arrays_passes_through():

@@ -51,5 +51,5 @@ def test_two_processes_train_as_one(tmp_path):
     assert first.keys() == second.keys() == want.keys()
     for name in want:
         assert np.array_equal(first[name], second[name]), name
-        bound = 5e-3 if name.startswith("linen-2") else 1e-5
+        bound = 5e-3 if name.startswith("nnx-2") else 1e-5
         assert distance(first[name], want[name]) < bound, name

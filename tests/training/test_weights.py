@@ -51,14 +51,14 @@ def test_training_goes_on_from_weights_that_exist(kind, stage):
     assert_close(zero.params(state), reference(net, steps=2)[1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_fresh_state_has_the_models_own_weights(kind, precision):
+@pytest.mark.parametrize(
+    "kind, precision, stage", [("nnx", "fp32", 3), ("linen", "bf16", 1), ("plain", "bf16", 3)]
+)
+def test_a_fresh_state_has_the_models_own_weights(kind, precision, stage):
     net = Net(kind, **ODD)
-    for stage in (1, 3):
-        zero = jzero.Zero(stage=stage, precision=precision)
-        state = zero.init(net.init, OPTIMIZERS["adamw"](), seed=3, sample=net.sample)
-        assert_close(zero.params(state), net.fresh(3)[0], 1e-7)
+    zero = jzero.Zero(stage=stage, precision=precision)
+    state = zero.init(net.init, optax.sgd(0.1), seed=3, sample=net.sample)
+    assert_close(zero.params(state), net.fresh(3)[0], 1e-7)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -80,7 +80,7 @@ def test_what_is_not_a_model_is_refused():
         zero.init({"w": "text"}, optax.sgd(1.0))
     with pytest.raises(JzeroError, match="sample="):
         zero.init(LinenNet(Net("linen")), optax.sgd(1.0))
-    with pytest.raises(JzeroError, match="should return an nnx.Module; it returned int"):
+    with pytest.raises(JzeroError, match="should return an nnx.Module; it returned "):
         zero.init(lambda rngs: 3, optax.sgd(1.0))
     with pytest.raises(JzeroError, match="init"):
         jzero.Zero(stage=3).explain()
@@ -91,19 +91,36 @@ def test_what_is_not_a_model_is_refused():
 # Out again.
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind, stage", [*zip(KINDS, (0, 1, 2), strict=True), *((k, 3) for k in KINDS)]
+)
 def test_the_model_for_inference(kind, stage):
-    net = Net(kind, scanned=kind != "nnx" or stage % 2 == 1, **ODD)
+    net = Net(kind, scanned=kind == "nnx", **ODD)
     zero = jzero.Zero(stage=stage)
-    state = zero.init(net.init, OPTIMIZERS["adamw"](), sample=net.sample)
+    state = zero.init(net.init, optax.sgd(0.1), sample=net.sample)
     params, logits = net.fresh()
     tokens = make_batch(0, net.vocab)["tokens"][:3]  # any number of rows
-    want = logits(params, tokens)
+    want = jax.jit(logits)(params, tokens)
     eager = net.logits(zero.model(state), tokens)
     np.testing.assert_allclose(eager, want, rtol=1e-5, atol=1e-5)
     jitted = jax.jit(lambda state, tokens: net.logits(zero.model(state), tokens))(state, tokens)
     np.testing.assert_allclose(jitted, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_plain_stack_needs_its_layer_axes_before_the_first_step():
+    net, batch = Net("plain", layers=8), make_batch(0)
+    zero = jzero.Zero(stage=3)
+    state = zero.init(net.init, optax.sgd(0.1))
+    with pytest.raises(JzeroError, match=r"layer axes are not known yet.*layer_axes="):
+        zero.eval_step(net.loss)(state, batch)
+    axes = {f"blocks/{name}": 0 for name in ("scale", "up", "up_bias", "down")}
+    state = zero.init(net.init, optax.sgd(0.1), layer_axes=axes)
+    params, logits = net.fresh()
+    total, weight = total_and_weight(logits(params, batch["tokens"]), batch)
+    loss = zero.eval_step(net.loss)(state, batch)["loss"]
+    np.testing.assert_allclose(loss, total / weight, rtol=1e-6)
+    found = net.logits(zero.model(state), batch["tokens"])
+    np.testing.assert_allclose(found, logits(params, batch["tokens"]), rtol=1e-5, atol=1e-5)
 
 
 def test_an_evaluation_equals_the_plain_model():
@@ -119,23 +136,21 @@ def test_an_evaluation_equals_the_plain_model():
             np.testing.assert_allclose(evaluate(state, batch)["loss"], total / weight, rtol=1e-6)
 
 
-def test_an_evaluation_before_the_first_step_and_one_after_it():
-    """The first step may move a plain stack to another layout."""
+def test_an_evaluation_between_steps():
+    """The first step moves a plain stack to another layout."""
     net = Net("plain", layers=8)
     zero = jzero.Zero(stage=3)
-    state = zero.init(net.init, OPTIMIZERS["adamw"]())
+    state = zero.init(net.init, optax.sgd(0.1))
     evaluate, step = zero.eval_step(net.loss), zero.train_step(net.loss)
-    before = float(evaluate(state, make_batch(0))["loss"])
-    state, metrics = step(state, make_batch(0))
-    np.testing.assert_allclose(before, metrics["loss"], rtol=1e-6)
-    after = float(evaluate(state, make_batch(1))["loss"])
+    state, _ = step(state, make_batch(0))
+    loss = float(evaluate(state, make_batch(1))["loss"])
     _, metrics = step(state, make_batch(1))
-    np.testing.assert_allclose(after, metrics["loss"], rtol=1e-6)
+    np.testing.assert_allclose(loss, metrics["loss"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [3])
 def test_an_average_of_weights_is_a_tree_map(stage):
-    net = Net("nnx", **ODD)
+    net = Net("nnx", vocab=50)
     zero = jzero.Zero(stage=stage)
     state = zero.init(net.init, OPTIMIZERS["adamw"]())
     average = jax.tree.map(jnp.copy, zero.params(state))
