@@ -119,7 +119,7 @@ class Explanation:
     def print(self, console: Console | None = None) -> None:
         """Prints the table on a rich console, by default standard output."""
         console = console or Console()
-        console.print(self._table())
+        console.print(self._table(wide=console.width >= 120))
         console.print(Text(self._summary()))
 
     def __str__(self) -> str:
@@ -131,23 +131,26 @@ class Explanation:
     def _bytes(self, kind: str) -> int:
         return sum(row.bytes_per_device for row in self.rows if row.kind == kind)
 
-    def _table(self) -> Table:
+    def _table(self, wide: bool) -> Table:
+        """In a narrow table the reason stands below the leaf's name."""
         table = Table(title=f"Stage {self.stage}, {self.group} devices in the ZeRO group")
-        for name, ratio in (("leaf", 4), ("shape", 3), ("dtype", None), ("spec", 3)):
+        for name, ratio in (("leaf", 7), ("shape", 3), ("dtype", None), ("spec", 3)):
             table.add_column(name, overflow="fold", ratio=ratio)
         table.add_column("bytes/device", justify="right", no_wrap=True)
-        table.add_column("why", overflow="fold", ratio=6)
+        if wide:
+            table.add_column("why", overflow="fold", ratio=8)
         for kind in KINDS:
             rows = [row for row in self.rows if row.kind == kind]
             if not rows:
                 continue
             name = kind + (" (while a step runs)" if kind == "gradients" else "")
             table.add_section()
-            table.add_row(
-                Text(name, "bold"), "", "", "", Text(f"{self._bytes(kind):,}", "bold"), ""
-            )
+            table.add_row(Text(name, "bold"), "", "", "", Text(f"{self._bytes(kind):,}", "bold"))
             for row in rows:
-                table.add_row(*(Text(cell, _style(row)) for cell in _cells(row)))
+                leaf, *cells, why = (Text(cell, _style(row)) for cell in _cells(row))
+                if not wide:
+                    leaf.append(f"\n{why}", "dim")
+                table.add_row(leaf, *cells, *([why] if wide else []))
         return table
 
     def _summary(self) -> str:
@@ -228,7 +231,7 @@ def _parameters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> 
         if leaf.dim is not None and not leaf.shard_parameter and layout.stage < 3:
             reason = "whole: parameters are sharded from stage 3 on"
         else:
-            reason = leaf.reason
+            reason = leaf.reason.split("; the parameter stays ")[-1]
         if leaf.shard_parameter:
             reason += _note(path, made_whole)
         yield _row(layout, "params", path, leaf.array.shape, x, reason)

@@ -1,5 +1,6 @@
 """`Zero`: one configuration, one mesh, and the functions that train a model on it."""
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jzero import config as configs
 from jzero.batches import batches, place_batch
@@ -20,6 +21,7 @@ from jzero.mesh import make_zero_mesh
 from jzero.models import describe
 from jzero.monitor import Monitor
 from jzero.padding import unpad
+from jzero.partition import Leaf
 from jzero.paths import unflatten
 from jzero.setup import Setup, make_setup
 from jzero.state import State
@@ -132,6 +134,9 @@ class Zero:
         layer_axes: Mapping[str, int | tuple[int, ...]] | None = None,
     ) -> Setup:
         """All that `init` does but making arrays: the specs, on a mesh that need not be there."""
+        for key in ("optimizer", "scheduler"):
+            if tx is not None and getattr(self.config, key) is not None:
+                log.warning("%s: not used, since zero.init was given an Optax transformation", key)
         with self.mesh.context():
             described = describe(model, seed, sample)
             self.setup = make_setup(
@@ -226,13 +231,18 @@ class Zero:
             if x.shape == leaf.array.shape:
                 return x
             sharding = self.mesh.sharding(leaf.spec(self.mesh.shard_axes, sharded=False))
-            return jax.jit(lambda x: unpad(leaf, x), out_shardings=sharding)(x)
+            return _unpadding(leaf, sharding)(x)
 
         return unflatten(self.setup.params, {path: one(path) for path in layout.leaves})
 
     def explain(self) -> Explanation:
         """The table of leaves: shape, spec, bytes per device, and the reason for each."""
         return explain(self.setup.layout, self.setup.abstract_state())
+
+
+@functools.cache
+def _unpadding(leaf: Leaf, sharding: NamedSharding):
+    return jax.jit(lambda x: unpad(leaf, x), out_shardings=sharding)
 
 
 def _set_logging(config: configs.Config) -> None:

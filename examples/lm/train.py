@@ -69,7 +69,7 @@ def whole_number(text: str) -> int:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(description="Train a language model with jzero.", allow_abbrev=False)
+    parser = Parser("train.py", description="Train a language model.", allow_abbrev=False)
     add = parser.add_argument
     add("--config", required=True, metavar="FILE.json", help="a DeepSpeed-style configuration")
     add("--steps", type=whole_number, default=500, metavar="N", help="optimizer steps (500)")
@@ -122,7 +122,10 @@ def read_config(path: str, steps: int) -> configs.Config:
     scheduler = given.get("scheduler")
     params = scheduler.get("params") if isinstance(scheduler, dict) else None
     length = params.get("total_num_steps") if isinstance(params, dict) else None
-    return configs.load(given, total_num_steps=steps if length == "auto" else None)
+    config = configs.load(given, total_num_steps=steps if length == "auto" else None)
+    if config.optimizer is None:
+        raise JzeroError('optimizer: missing; add one, such as {"type": "AdamW"}')
+    return config
 
 
 def check_out(folder: Path) -> None:

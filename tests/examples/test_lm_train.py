@@ -219,7 +219,7 @@ BAD = {
         lambda f: ["--config", config(f, zero_optimization={"stge": 3})],
         "zero_optimization.stge",
     ),
-    "boolean as text": (lambda f: ["--config", config(f, bf16={"enabled": "True"})], "bf16"),
+    "boolean as text": (lambda f: ["--config", config(f, bf16={"enabled": "yes"})], "bf16"),
     "stage 4": (
         lambda f: ["--config", config(f, zero_optimization={"stage": 4})],
         "zero_optimization.stage",

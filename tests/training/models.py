@@ -49,24 +49,9 @@ class Net:
     def sample(self) -> Any:
         return jax.ShapeDtypeStruct((2, LENGTH), jnp.int32) if self.kind == "linen" else None
 
-    @functools.cache  # noqa: B019
     def fresh(self, seed: int = 0) -> tuple[Any, Callable[[Any, Any], jax.Array]]:
         """Weights as the model itself makes them, and logits(weights, tokens); no jzero."""
-        if self.kind == "nnx":
-            graph, params, rest = nnx.split(NnxNet(self, nnx.Rngs(seed)), nnx.Param, ...)
-            state = nnx.to_pure_dict(params)
-
-            def logits(weights, tokens):
-                nnx.replace_by_pure_dict(params, weights)
-                return nnx.merge(graph, params, rest)(tokens)
-
-            return state, logits
-        key = jax.random.key(seed)
-        if self.kind == "linen":
-            module = LinenNet(self)
-            params = jax.jit(module.init)(key, jnp.zeros((2, LENGTH), jnp.int32))["params"]
-            return params, lambda params, tokens: module.apply({"params": params}, tokens)
-        return jax.jit(self.init)(key), functools.partial(plain_logits, self, lambda tree: tree)
+        return _fresh(self, seed)
 
     def logits(self, model: Any, tokens: jax.Array) -> jax.Array:
         """The logits of a model as jzero hands it to a loss function."""
@@ -76,6 +61,26 @@ class Net:
 
     def loss(self, model: Any, batch: Any, rng: Any = None) -> jzero.Mean:
         return jzero.Mean(*total_and_weight(self.logits(model, batch["tokens"]), batch))
+
+
+@functools.cache
+def _fresh(net: Net, seed: int) -> tuple[Any, Callable[[Any, Any], jax.Array]]:
+    if net.kind == "nnx":
+        graph, params, rest = nnx.split(NnxNet(net, nnx.Rngs(seed)), nnx.Param, ...)
+
+        def logits(weights, tokens):
+            state = jax.tree.map(lambda x: x, params)
+            nnx.replace_by_pure_dict(state, weights)
+            return nnx.merge(graph, state, rest)(tokens)
+
+        return nnx.to_pure_dict(params), logits
+    key = jax.random.key(seed)
+    if net.kind == "linen":
+        module = LinenNet(net)
+        params = jax.jit(module.init)(key, jnp.zeros((2, LENGTH), jnp.int32))["params"]
+        return params, lambda params, tokens: module.apply({"params": params}, tokens)
+    params = jax.jit(functools.partial(plain_init, net))(key)
+    return params, functools.partial(plain_logits, net, lambda tree: tree)
 
 
 def total_and_weight(logits, batch):
@@ -228,10 +233,9 @@ OPTIMIZERS = {
 }
 
 
-@functools.lru_cache
-def reference(net: Net, optimizer: str = "adamw", precision: str = "fp32", steps: int = 5):
-    """Plain JAX and Optax on one device, whole batches: (first weights, last, losses, norms)."""
-    params, logits = net.fresh()
+@functools.cache
+def _reference_step(net: Net, optimizer: str, precision: str):
+    _, logits = net.fresh()
     tx, dtype = OPTIMIZERS[optimizer](), DTYPES[precision]
 
     def loss_fn(params, batch):
@@ -245,7 +249,15 @@ def reference(net: Net, optimizer: str = "adamw", precision: str = "fp32", steps
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss, optax.tree.norm(grads)
 
-    first, opt_state, losses, norms = numpy(params), tx.init(params), [], []
+    return step, jax.jit(tx.init)
+
+
+@functools.cache
+def reference(net: Net, optimizer: str = "adamw", precision: str = "fp32", steps: int = 5):
+    """Plain JAX and Optax on one device, whole batches: (first weights, last, losses, norms)."""
+    params, _ = net.fresh()
+    step, init = _reference_step(net, optimizer, precision)
+    first, opt_state, losses, norms = numpy(params), init(params), [], []
     for i in range(steps):
         params, opt_state, loss, norm = step(params, opt_state, make_batch(i, net.vocab))
         losses.append(float(loss))

@@ -39,15 +39,15 @@ def given(net):
     return TrainState.create(apply_fn=LinenNet(net).apply, params=params, tx=optax.sgd(1.0))
 
 
-@pytest.mark.parametrize("kind, stage", [("nnx", 3), ("linen", 2), ("plain", 3), ("nnx", 0)])
+@pytest.mark.parametrize("kind, stage", [("nnx", 3), ("linen", 2), ("plain", 3)])
 def test_training_goes_on_from_weights_that_exist(kind, stage):
-    net = Net(kind, **ODD)
-    zero = jzero.Zero(stage=stage, mesh=mesh(4))
+    net = Net(kind)
+    zero = jzero.Zero(stage=stage, mesh=mesh(5))  # 5 divides nothing: padded
     state = zero.init(given(net), OPTIMIZERS["adamw"]())
-    assert_close(zero.params(state), net.fresh()[0], 0)
+    assert_close(zero.params(state), net.fresh()[0], 1e-7)
     step = zero.train_step(net.loss)
     for i in range(2):
-        state, _ = step(state, make_batch(i, net.vocab))
+        state, _ = step(state, make_batch(i, fill=3))
     assert_close(zero.params(state), reference(net, steps=2)[1])
 
 
