@@ -14,13 +14,15 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jzero.errors import JzeroError
-from jzero.gather import Recipe, Sharded, manually, scatter
+from jzero.gather import manually, scatter
 from jzero.layout import Layout
-from jzero.losses import Mean, mean_value
+from jzero.losses import Mean, loss_parts, mean_value, scalar
 from jzero.models.model import Model
 from jzero.partition import Leaf, is_float
 from jzero.paths import flatten, unflatten
+from jzero.recipe import Recipe
 from jzero.regather import regathering
+from jzero.sharded import Sharded
 
 
 class Gradients(NamedTuple):
@@ -182,7 +184,7 @@ class Region:
     def _local_losses(self, values, variables, batch, rng):
         rng = jax.random.fold_in(rng, self._device_index())
         bound = self._bind(values, {}, variables, self._fold(rng))
-        total, weight, aux = _parts(self.loss_fn(bound, batch, rng))
+        total, weight, aux = loss_parts(self.loss_fn(bound, batch, rng))
         sums = self._global_mean(total, weight), self._global_means(aux)
         return jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
 
@@ -191,7 +193,7 @@ class Region:
 
         def local_loss(taps):
             bound = self._bind(values, taps, variables, self._fold(key))
-            total, weight, aux = _parts(self.loss_fn(bound, rows, key))
+            total, weight, aux = loss_parts(self.loss_fn(bound, rows, key))
             after = self.model.collect(bound, variables)
             changed.update(_changed(variables, after))
             return total, (weight, aux, after)
@@ -266,7 +268,7 @@ class Region:
         axes, size = self.layout.mesh.manual_data_axes, self.layout.mesh.data_size
         if weight is None:
             return Mean(lax.psum(jnp.asarray(total, jnp.float32), axes), jnp.float32(size))
-        return Mean(*lax.psum(jnp.stack([_scalar(total), _scalar(weight)]), axes))
+        return Mean(*lax.psum(jnp.stack([scalar(total), scalar(weight)]), axes))
 
     def _global_means(self, aux):
         """Every value of a loss's aux, a Mean or not, as a global Mean."""
@@ -301,28 +303,6 @@ class Region:
             return jax.vmap(fold)(own)
 
         return fold
-
-
-def _parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
-    """(total, weight, aux) of what a loss function returns; a plain scalar has no weight."""
-    loss, aux = out, {}
-    if isinstance(out, tuple) and not isinstance(out, Mean):
-        if len(out) != 2:
-            raise JzeroError(f"loss_fn returned {len(out)} values; return a loss, or (loss, aux)")
-        loss, aux = out
-    if isinstance(loss, Mean):
-        return _scalar(loss.total), lax.stop_gradient(_scalar(loss.weight)), aux
-    return _scalar(loss), None, aux
-
-
-def _scalar(x):
-    x = jnp.asarray(x)
-    if x.shape:
-        raise JzeroError(
-            f"loss_fn returned an array of shape {x.shape}; return a scalar (its mean over the "
-            f"rows), or jzero.Mean(total, weight)"
-        )
-    return x.astype(jnp.float32)
 
 
 def _is_mean(x) -> bool:

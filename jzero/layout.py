@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jzero.gather import Recipe
 from jzero.mesh import ZeroMesh
 from jzero.partition import Leaf, is_float
+from jzero.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
 """What a loss function may return: a scalar, or a total and its weight."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jzero.errors import JzeroError
 
 
 class Mean(NamedTuple):
@@ -32,8 +36,34 @@ class Mean(NamedTuple):
 
 
 def mean_value(total, weight) -> jax.Array:
-    import jax.numpy as jnp
-
+    """total / weight in float32, and 0 where there is no weight."""
     weight = jnp.asarray(weight, jnp.float32)
     safe = jnp.where(weight == 0, 1.0, weight)
     return jnp.where(weight == 0, 0.0, jnp.asarray(total, jnp.float32) / safe)
+
+
+def loss_parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
+    """(total, weight, aux) of what a loss function returns; a plain scalar has no weight."""
+    loss, aux = out, {}
+    if isinstance(out, tuple) and not isinstance(out, Mean):
+        if len(out) != 2:
+            raise JzeroError(f"loss_fn returned {len(out)} values; return a loss, or (loss, aux)")
+        loss, aux = out
+    if isinstance(loss, Mean):
+        return scalar(loss.total), lax.stop_gradient(scalar(loss.weight)), aux
+    return scalar(loss), None, aux
+
+
+def scalar(x) -> jax.Array:
+    """A loss or a weight in float32.
+
+    Raises:
+      JzeroError: it is not a scalar.
+    """
+    x = jnp.asarray(x)
+    if x.shape:
+        raise JzeroError(
+            f"loss_fn returned an array of shape {x.shape}; return a scalar (its mean over the "
+            f"rows), or jzero.Mean(total, weight)"
+        )
+    return x.astype(jnp.float32)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jzero.errors import JzeroError
 
@@ -23,15 +23,16 @@ class ZeroMesh:
     """A device mesh with the role of each axis.
 
     Attributes:
-      storage: the mesh that state and batches are placed on, with the user's axis names.
+      storage: the mesh that state and batches are placed on, with the user's axis names. Abstract
+        where only specs are wanted: then there are no devices, and no arrays can be made.
       manual: the same devices with each data axis under its manual name (`zero_data`) beside an
         axis of size 1 that keeps the user's name.
       shard_axes: the user's names of the axes that the state is sharded over: the ZeRO group.
       replica_axes: data axes over which the shards repeat (hybrid sharding).
     """
 
-    storage: Mesh
-    manual: Mesh
+    storage: Mesh | AbstractMesh
+    manual: Mesh | AbstractMesh
     shard_axes: tuple[str, ...]
     replica_axes: tuple[str, ...] = ()
 
@@ -79,6 +80,8 @@ class ZeroMesh:
         """Where jzero traces and runs: a mesh that the user has set may have Explicit axes."""
         if jax.sharding.get_abstract_mesh().empty:
             return nullcontext()
+        if isinstance(self.manual, AbstractMesh):
+            return jax.sharding.use_abstract_mesh(self.manual)
         return jax.set_mesh(self.manual)
 
     def sharding(self, spec: PartitionSpec, memory_kind: str | None = None) -> NamedSharding:
@@ -87,6 +90,8 @@ class ZeroMesh:
 
     @cached_property
     def _virtual(self) -> bool:
+        if isinstance(self.storage, AbstractMesh):
+            return False
         return self.storage.size > 1 and self.storage.devices.flat[0].platform == "cpu"
 
     def settle(self, array: Any) -> None:
@@ -110,13 +115,15 @@ class ZeroMesh:
     @cached_property
     def local_data_size(self) -> int:
         """Of the devices that see different rows, those that this process feeds."""
+        if isinstance(self.storage, AbstractMesh):
+            return self.data_size
         here = jax.process_index()
         local = sum(d.process_index == here for d in self.storage.devices.flat)
         return max(local * self.data_size // self.storage.devices.size, 1)
 
 
 def make_zero_mesh(
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     axes: Sequence[str] | str | None = None,
     replica_axes: Sequence[str] | str = (),
     shard_size: int | None = None,
@@ -124,7 +131,8 @@ def make_zero_mesh(
     """Gives every axis of a mesh its role in ZeRO.
 
     Arguments:
-      mesh: the user's mesh, of any axis types; by default one axis `data` over all devices.
+      mesh: the user's mesh, of any axis types; by default one axis `data` over all devices. An
+        `AbstractMesh` serves for specs, without devices.
       axes: names of the axes to shard over; by default `data` and `fsdp`, those that the mesh has,
         or the only axis of a mesh with one.
       replica_axes: names of data axes over which shards repeat; by default `replica` if present.
@@ -163,25 +171,38 @@ def make_zero_mesh(
     if shard_size is not None:
         mesh, shards, replicas = _split_group(mesh, shards, replicas, shard_size)
     names = tuple(mesh.axis_names)
-    storage = Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+    sizes = tuple(mesh.shape[a] for a in names)
     data = replicas + shards
     inner_names = tuple(_MANUAL + a if a in data else a for a in names) + data
     if len(set(inner_names)) != len(inner_names):
         raise JzeroError(f"mesh axes {names}: names that begin with {_MANUAL!r} are jzero's own")
-    inner = mesh.devices.reshape(mesh.devices.shape + (1,) * len(data))
-    manual = Mesh(inner, inner_names, axis_types=(AxisType.Auto,) * len(inner_names))
+    storage = _reshaped(mesh, sizes, names)
+    manual = _reshaped(mesh, sizes + (1,) * len(data), inner_names)
     return ZeroMesh(storage, manual, shards, replicas)
 
 
+def _reshaped(
+    mesh: Mesh | AbstractMesh, sizes: tuple[int, ...], names: tuple[str, ...]
+) -> Mesh | AbstractMesh:
+    """The same devices, or the same lack of them, under other axes, which are all automatic."""
+    types = (AxisType.Auto,) * len(names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(sizes, names, axis_types=types)
+    return Mesh(mesh.devices.reshape(sizes), names, axis_types=types)
+
+
 def _split_group(
-    mesh: Mesh, shards: tuple[str, ...], replicas: tuple[str, ...], shard_size: int
-) -> tuple[Mesh, tuple[str, ...], tuple[str, ...]]:
+    mesh: Mesh | AbstractMesh,
+    shards: tuple[str, ...],
+    replicas: tuple[str, ...],
+    shard_size: int,
+) -> tuple[Mesh | AbstractMesh, tuple[str, ...], tuple[str, ...]]:
     if len(mesh.axis_names) != 1 or replicas:
         raise JzeroError(
             f"zero_optimization.mics_shard_size={shard_size} needs a mesh of one axis, found "
             f"{dict(mesh.shape)}; give the mesh a replica axis instead"
         )
-    total = mesh.devices.size
+    total = mesh.size
     if shard_size < 1 or total % shard_size:
         raise JzeroError(
             f"zero_optimization.mics_shard_size={shard_size} does not divide the {total} devices "
@@ -189,5 +210,5 @@ def _split_group(
         )
     if shard_size == total:
         return mesh, shards, replicas
-    devices = mesh.devices.reshape(total // shard_size, shard_size)
-    return Mesh(devices, ("replica", shards[0])), shards, ("replica",)
+    sizes, names = (total // shard_size, shard_size), ("replica", shards[0])
+    return _reshaped(mesh, sizes, names), shards, ("replica",)

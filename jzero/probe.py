@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 
 from jzero.errors import JzeroError
-from jzero.gather import Recipe, Sharded, recording
 from jzero.jaxpr_flow import NONE
 from jzero.partition import Array, Leaf
 from jzero.paths import flatten, unflatten
 from jzero.raw_reads import Raw, RawReads, Seen
+from jzero.recipe import Recipe
+from jzero.sharded import Sharded, recording
 
 
 class Read(NamedTuple):
@@ -60,11 +61,6 @@ def reads(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, Read]:
     walk = RawReads(shapes)
     walk.closed(jaxpr, facts + rest)
     return {path: _lowest(path, seen) for path, seen in walk.seen.items()}
-
-
-def read_shapes(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, tuple[int, ...]]:
-    """The shape in which each parameter is read: see `reads`."""
-    return {path: read.shape for path, read in reads(use, params, *args).items()}
 
 
 def _probe(path: str, x: jax.Array) -> Sharded:

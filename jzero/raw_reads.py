@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jzero.errors import JzeroError
-from jzero.gather import marked_shape
 from jzero.jaxpr_flow import NONE, Facts, Flow
+from jzero.sharded import marked_shape
 
 # Primitives that hand on each operand as it is.
 _SAME = frozenset(

@@ -10,7 +10,7 @@ from jzero.layout import Layout, is_leaf
 from jzero.models import removed_axes
 from jzero.padding import pad, unpad
 from jzero.partition import Leaf
-from jzero.probe import read_shapes
+from jzero.probe import reads
 from jzero.setup import Setup
 from jzero.state import State
 
@@ -27,10 +27,9 @@ def discover(region: Region, variables: Any, batch: Any) -> dict[str, tuple[int,
       JzeroError: a leaf is read in a shape that no taking away of axes explains.
     """
     layout, found = region.layout, {}
-    seen = read_shapes(region.trace, region.params, variables, batch)
-    for path, shape in seen.items():
-        leaf = layout.leaves[path]
-        axes = removed_axes(leaf.array.shape, shape)
+    for path, read in reads(region.trace, region.params, variables, batch).items():
+        leaf, shape = layout.leaves[path], read.shape
+        axes = read.gone or removed_axes(leaf.array.shape, shape)
         if axes is None:
             raise JzeroError(
                 f"{path} of shape {leaf.array.shape} is read as {shape}: jzero knows layers taken "

@@ -9,14 +9,13 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jzero import config as configs
 from jzero.batches import batches, place_batch
 from jzero.birth import born, placed
 from jzero.errors import JzeroError
 from jzero.explain import Explanation, explain
-from jzero.gather import Sharded
 from jzero.mesh import make_zero_mesh
 from jzero.models import describe
 from jzero.monitor import Monitor
@@ -24,8 +23,10 @@ from jzero.padding import unpad
 from jzero.partition import Leaf
 from jzero.paths import unflatten
 from jzero.setup import Setup, make_setup
+from jzero.sharded import Sharded
 from jzero.state import State
 from jzero.train import EvalStep, TrainStep
+from jzero.whole_init import notice, whole_at_init
 
 log = logging.getLogger("jzero")
 
@@ -35,7 +36,8 @@ class Zero:
 
     Arguments:
       config: a DeepSpeed-style configuration: a path to its JSON, or a dict; None for keywords.
-      mesh: a device mesh of any axis types; by default one axis `data` over all devices.
+      mesh: a device mesh of any axis types; by default one axis `data` over all devices. With an
+        `AbstractMesh`, `setup_for` gives the specs for devices that are not there.
       axes: mesh axes to shard over; by default `data` and `fsdp`, those that the mesh has.
       replica_axes: mesh axes over which the shards repeat (hybrid sharding); by default `replica`.
       keywords: `stage`, `precision`, `accumulation`, `gradient_clipping` and the others of
@@ -64,7 +66,7 @@ class Zero:
         self,
         config: Any = None,
         *,
-        mesh: Mesh | None = None,
+        mesh: Mesh | AbstractMesh | None = None,
         axes: Any = None,
         replica_axes: Any = (),
         **keywords: Any,
@@ -74,6 +76,7 @@ class Zero:
         sizes = {a: self.mesh.storage.shape[a] for a in self.mesh.data_axes}
         self.batch = self.config.resolve_batch(self.mesh.data_size, sizes)
         self._setup: Setup | None = None
+        self._made_whole: dict[str, str] = {}  # by their initialisers, for explain()
         _set_logging(self.config)
         if jax.process_index() == 0:
             for notice in self.config.notices:
@@ -119,6 +122,12 @@ class Zero:
         )
         if self.config.dump_state:
             log.info("%s\n%s", json.dumps(self.config.resolved(), indent=2), self.explain())
+        self._made_whole = {}
+        if setup.model.weights is None:
+            with self.mesh.context():
+                self._made_whole = whole_at_init(setup.model.build, setup.layout)
+            if self._made_whole:
+                log.warning(notice(self._made_whole))
         make = born if setup.model.weights is None else placed
         with self.mesh.context():
             return make(setup.model, setup.update, setup.scaling, seed, setup.abstract_state())
@@ -237,7 +246,10 @@ class Zero:
 
     def explain(self) -> Explanation:
         """The table of leaves: shape, spec, bytes per device, and the reason for each."""
-        return explain(self.setup.layout, self.setup.abstract_state())
+        setup = self.setup
+        return explain(
+            setup.layout, setup.abstract_state(), self._made_whole, setup.batch.accumulation
+        )
 
 
 @functools.cache

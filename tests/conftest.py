@@ -31,6 +31,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs with --full only")
+    config.addinivalue_line("markers", "slow: ./scripts/test --quick leaves it out")
 
 
 def pytest_collection_modifyitems(config, items):

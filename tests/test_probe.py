@@ -11,9 +11,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import jzero
-from jzero.gather import gather
 from jzero.models import describe
 from jzero.probe import reads
+from jzero.sharded import gather
 
 LAYERS, WIDTH = 3, 8
 X = jax.ShapeDtypeStruct((2, WIDTH), jnp.float32)

@@ -13,7 +13,7 @@ from flax.linen.spmd import logical_to_mesh_axes
 from jzero.errors import JzeroError
 from jzero.models.model import Model, removed_axes
 from jzero.paths import flatten
-from jzero.probe import read_shapes
+from jzero.probe import reads
 
 
 @dataclass
@@ -77,11 +77,11 @@ def from_module(module: nn.Module, sample: Any) -> Model:
             mutable=DenyList(("params",)),
         )
 
-    seen = read_shapes(apply, params)
+    seen = reads(apply, params)
     layers = {
         path: axes
         for path, leaf in flatten(params).items()
-        if path in seen and (axes := removed_axes(leaf.shape, seen[path]))
+        if path in seen and (axes := seen[path].gone or removed_axes(leaf.shape, seen[path].shape))
     }
     return _model(module.apply, build, layers, _names(variables.get("params", {})), None)
 

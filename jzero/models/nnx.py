@@ -9,9 +9,9 @@ from flax import nnx
 from flax.core import spmd
 
 from jzero.errors import JzeroError
-from jzero.gather import is_sharded, read
 from jzero.models.model import Model, removed_axes
 from jzero.paths import path_name
+from jzero.sharded import is_sharded, read
 
 _CREATED = "zero_created_shape"
 

@@ -164,6 +164,7 @@ def test_monitors_write_beside_the_metrics(trained):
     assert len(rows) == 8 and rows[-1].startswith("128,")
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_set_of_files(tmp_path, trained):
     """Also another stage: it must not show in the losses."""
     import socket

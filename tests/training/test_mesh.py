@@ -16,7 +16,7 @@ from models import OPTIMIZERS, Net, assert_close, make_batch, mesh, numpy, refer
 import jzero
 from jzero import JzeroError
 
-NET = Net("nnx")
+NET = Net("plain", scanned=False)
 
 
 def train(zero, net=NET, steps=3):
@@ -30,11 +30,13 @@ def train(zero, net=NET, steps=3):
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 
 
-@pytest.mark.parametrize("stage, kind", [(1, EXPLICIT), (3, EXPLICIT), (3, AUTO)])
-def test_meshes_of_any_axis_type(stage, kind):
-    theirs = mesh(8, axis_types=(kind,))
+@pytest.mark.parametrize(
+    "stage, types, kind", [(1, EXPLICIT, "nnx"), (3, EXPLICIT, "linen"), (3, AUTO, "plain")]
+)
+def test_meshes_of_any_axis_type(stage, types, kind):
+    theirs = mesh(8, axis_types=(types,))
     with jax.set_mesh(theirs):
-        train(jzero.Zero(stage=stage, mesh=theirs))
+        train(jzero.Zero(stage=stage, mesh=theirs), Net(kind))
 
 
 def test_another_mesh_in_context_does_not_matter():

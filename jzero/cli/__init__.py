@@ -1,0 +1,3 @@
+"""The command `jzero`."""
+
+from jzero.cli.main import main as main
