@@ -29,17 +29,14 @@ class Gradients(NamedTuple):
     """What the region hands out.
 
     Attributes:
-      grads: path -> gradient of scale x loss x `divisor`, sharded from stage 1 on; in the
-        communication dtype, or the accumulation dtype where reduced micro-batches were summed.
-      divisor: float32 scalar by which the gradients are still to be divided: the micro-batches'
-        weights, or 1 where there is only one.
+      grads: path -> gradient of scale x loss, sharded from stage 1 on; in the communication dtype,
+        or the accumulation dtype where reduced micro-batches were summed.
       loss: float32 scalar, the mean over the global batch.
       aux: the loss function's other outputs, as means over the global batch.
       variables: the model's other variables after the step.
     """
 
     grads: dict[str, Any]
-    divisor: Any
     loss: Any
     aux: Any
     variables: Any
@@ -85,7 +82,7 @@ class Region:
         return self._manual(
             self._local_gradients,
             (self._value_specs(), whole, PartitionSpec(mesh.manual_data_axes), whole, whole),
-            Gradients(grad_specs, whole, whole, whole, whole),
+            Gradients(grad_specs, whole, whole, whole),
         )(values, variables, batch, rng, scale)
 
     def losses(self, values, variables, batch, rng) -> tuple[jax.Array, Any]:
@@ -173,13 +170,12 @@ class Region:
 
         if self.accumulation == 1:
             grads, (sums, _), variables = micro(variables, batch, 0)
-            divisor = jnp.float32(1)
         else:
-            grads, (sums, divisor), variables = self._accumulate(micro, variables, batch)
+            grads, sums, variables = self._accumulate(micro, variables, batch)
         loss, aux = jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
         with jax.named_scope("zero_reduce"):
             grads = {p: self._finish(self.layout.leaves[p], g) for p, g in grads.items()}
-        return Gradients(grads, divisor, loss, aux, self._average(variables, changed))
+        return Gradients(grads, loss, aux, self._average(variables, changed))
 
     def _local_losses(self, values, variables, batch, rng):
         rng = jax.random.fold_in(rng, self._device_index())
@@ -210,7 +206,7 @@ class Region:
         return grads, ((Mean(total, weight), aux), relative), after
 
     def _accumulate(self, micro, variables, batch):
-        """Runs the micro-batches in a loop: the sums of their weighted gradients."""
+        """Runs the micro-batches in a loop: their weighted mean gradients, the sums of the rest."""
         split = jax.tree.map(
             lambda x: x.reshape(self.accumulation, x.shape[0] // self.accumulation, *x.shape[1:]),
             batch,
@@ -233,7 +229,10 @@ class Region:
         (grads, sums, variables), _ = lax.scan(
             body, (zeros, sums, variables), (jnp.arange(self.accumulation), split)
         )
-        return grads, sums, variables
+        sums, weight = sums
+        # Before the reduction, which may be in fp16: a mean's gradient fits there, a sum's does not.
+        factor = jnp.where(weight == 0, 0.0, 1 / jnp.where(weight == 0, 1.0, weight))
+        return {p: g * factor.astype(dtype) for p, g in grads.items()}, sums, variables
 
     def _taps(self) -> dict[str, jax.Array]:
         taps = {}

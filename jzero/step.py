@@ -64,9 +64,7 @@ class Step:
             values, state.variables, batch, jax.random.fold_in(state.rng, state.step), scale
         )
         with jax.named_scope("zero_norm"):
-            divisor = out.divisor * scale
-            size = layout.mesh.data_size if self.total else 1
-            factor = jnp.where(divisor == 0, 0.0, size / jnp.where(divisor == 0, 1.0, divisor))
+            factor = (layout.mesh.data_size if self.total else 1) / scale
             grads = {p: g.astype(jnp.float32) * factor for p, g in out.grads.items()}
             norm, squares = update.norm(grads)
             finite = jnp.isfinite(norm) & jnp.isfinite(out.loss)

@@ -78,7 +78,7 @@ class Zero:
         self._setup: Setup | None = None
         self._made_whole: dict[str, str] = {}  # by their initialisers, for explain()
         _set_logging(self.config)
-        if jax.process_index() == 0:
+        if isinstance(mesh, AbstractMesh) or jax.process_index() == 0:
             for notice in self.config.notices:
                 log.warning(notice)
 

@@ -17,18 +17,15 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from data import Corpus, held_out_batches, prepare, train_batches
 from jax.sharding import Mesh
 from model import LM, PRESETS, LMConfig, loss_fn
-from rich import progress as bars
+from record import Record, finite, hbm_table, write_json
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from sample import generate
 
@@ -39,20 +36,20 @@ from jzero.config.source import read
 from jzero.errors import JzeroError
 from jzero.explain import stage_table
 from jzero.measure import real_bytes
-from jzero.monitor import Monitor
 from jzero.watch import ScaleError
 
 IN_FLIGHT = 2  # steps that are dispatched before the first one's metrics are waited for
-LINES = 12  # of progress, over a run
 SAMPLE_TOKENS = 96
 SMALL_STATE = (
     64 << 20
 )  # bytes per device up to which the other stages' states are made and measured
 
-Json = dict[str, Any]
-
 
 # --- the command line ----------------------------------------------------------------------------
+
+
+class Failure(Exception):
+    """Something that went wrong in a run whose input was right."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -101,8 +98,10 @@ def main(arguments: list[str] | None = None) -> int:
         train(args)
     except KeyboardInterrupt:
         return failed("interrupted", 130)
-    except (ScaleError, OSError, jax.errors.JaxRuntimeError) as error:
+    except (Failure, ScaleError, OSError) as error:
         return failed(error, 1)
+    except jax.errors.JaxRuntimeError as error:  # such as no memory; the rest is XLA's own account
+        return failed(str(error).partition("\n")[0], 1)
     except JzeroError as error:
         return failed(error, 2)
     return 0
@@ -137,13 +136,20 @@ def check_out(folder: Path) -> None:
 def join_processes() -> None:
     """Makes this process one of several, where the environment says so."""
     env = os.environ
-    if "JAX_COORDINATOR_ADDRESS" in env:
-        count, index = env.get("JAX_NUM_PROCESSES"), env.get("JAX_PROCESS_ID")
+    given = "JAX_COORDINATOR_ADDRESS" in env
+    counts = (env.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
+    if not given and all(count == "1" for count in counts):
+        return
+
+    def number(name: str) -> int | None:
+        return int(env[name]) if given and name in env else None
+
+    try:
         jax.distributed.initialize(
-            num_processes=int(count) if count else None, process_id=int(index) if index else None
+            num_processes=number("JAX_NUM_PROCESSES"), process_id=number("JAX_PROCESS_ID")
         )
-    elif any(int(env.get(n, 1)) > 1 for n in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")):
-        jax.distributed.initialize()
+    except (RuntimeError, ValueError) as error:
+        raise JzeroError(f"this process cannot join the others: {error}") from error
 
 
 def make_mesh(count: int | None) -> Mesh | None:
@@ -212,7 +218,8 @@ def train(args: argparse.Namespace) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         write_json(args.out / "config.json", config.resolved())
     began = time.perf_counter()
-    with Record(args, zero.monitor(args.out), batch.train, size.context, first) as record:
+    monitor = zero.monitor(args.out)
+    with Record(args.out, monitor, args.steps, batch.train, size.context, first) as record:
         in_flight: deque[dict[str, jax.Array]] = deque()
         try:
             for number in range(1, args.steps + 1):
@@ -261,7 +268,7 @@ def train(args: argparse.Namespace) -> None:
     for row in table:
         found = measured.get(row["stage"])
         if found is not None and any(row[kind] != count for kind, count in found.items()):
-            raise OSError(f"stage {row['stage']}: the shards hold {found}, the specs say {row}")
+            raise Failure(f"stage {row['stage']}: the shards hold {found}, the specs say {row}")
 
 
 def validate(zero: jzero.Zero, state: jzero.State, corpus: Corpus, size: LMConfig) -> float:
@@ -288,82 +295,6 @@ def continuation(zero: jzero.Zero, state: jzero.State, corpus: Corpus, size: LMC
     return corpus.tokenizer.decode(np.asarray(draw(state))[0].tolist())
 
 
-# --- what is said of it --------------------------------------------------------------------------
-
-
-class Record:
-    """Metrics of finished steps: to `metrics.jsonl`, to monitors, and to the terminal."""
-
-    def __init__(
-        self, args: argparse.Namespace, monitor: Monitor, rows: int, context: int, first: bool
-    ):
-        console = Console(stderr=True, quiet=not first, highlight=False)
-        self.bar = bars.Progress(
-            bars.TextColumn("step {task.completed}/{task.total}"),
-            bars.BarColumn(),
-            bars.TextColumn("loss {task.fields[loss]:.4f}, {task.fields[speed]:,.0f} tokens/s"),
-            bars.TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal or not first,
-        )
-        self.steps, self.rows, self.tokens = args.steps, rows, rows * context
-        self.task = self.bar.add_task("train", total=args.steps, loss=math.nan, speed=0.0)
-        self.file = (args.out / "metrics.jsonl").open("w") if first else None
-        self.monitor = monitor
-        self.number = 0
-        self.loss: float | None = None
-        self.compile_seconds = 0.0
-        self.then = self.began = time.perf_counter()
-
-    def __enter__(self) -> "Record":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.bar.stop()
-        self.monitor.close()
-        if self.file is not None:
-            self.file.close()
-
-    def compiled(self, seconds: float) -> None:
-        self.compile_seconds = seconds
-        self.bar.console.print(f"step 1 traced and compiled in {seconds:.1f} s")
-        self.then = self.began = time.perf_counter()
-
-    def add(self, metrics: Mapping[str, jax.Array]) -> None:
-        """Waits for the next step's metrics and writes them."""
-        values = {name: np.asarray(x).item() for name, x in jax.device_get(metrics).items()}
-        now = time.perf_counter()
-        speed, self.then = self.tokens / (now - self.then), now
-        self.number += 1
-        loss, self.loss = values["loss"], finite(values["loss"])
-        line = {
-            "step": self.number,
-            "loss": self.loss,
-            "lr": values.get("lr"),
-            "grad_norm": finite(values["grad_norm"]),
-            "grad_norm_clipped": finite(values["grad_norm_clipped"]),
-            "loss_scale": values["loss_scale"],
-            "skipped": values["skipped"],
-            "tokens_per_second": speed,
-        }
-        if self.file is not None:
-            self.file.write(json.dumps(line, allow_nan=False) + "\n")
-            self.file.flush()
-        self.monitor.write(self.number * self.rows, values)
-        self.bar.update(self.task, advance=1, loss=loss, speed=speed)
-        if self.number in (1, self.steps) or self.number % max(1, self.steps // LINES) == 0:
-            took = (now - self.began) / self.number
-            left = time.strftime("%H:%M:%S", time.gmtime(took * (self.steps - self.number)))
-            skipped = ", skipped: not finite" if values["skipped"] else ""
-            self.bar.console.print(
-                f"step {self.number}/{self.steps}: loss {loss:.4f}, "
-                f"{self.tokens / took:,.0f} tokens/s, {left} left{skipped}",
-                soft_wrap=True,
-            )
-
-
 def measure_stages(zero: jzero.Zero, state: jzero.State) -> dict[int, dict[str, int]]:
     """Bytes per device from the arrays that are there: of this stage, and of all if they fit."""
     running, setup = zero.config.stage, zero.setup
@@ -374,31 +305,6 @@ def measure_stages(zero: jzero.Zero, state: jzero.State) -> dict[int, dict[str, 
             other = born(at.model, at.update, at.scaling, 0, at.abstract_state())
             found[stage] = real_bytes(other)
     return found
-
-
-def hbm_table(rows: list[dict[str, int]], measured: dict[int, dict[str, int]], stage: int) -> Table:
-    """Bytes per device by stage: as the specs predict them, and as the arrays have them."""
-    kinds = ("params", "master", "optimizer", "other", "state")
-    table = Table(title=f"Bytes on each device, by stage (this run: stage {stage})")
-    for name in ("stage", *kinds, "from the shards", "gradients", "total"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        found = measured.get(row["stage"])
-        real = "not made" if found is None else f"{sum(found.values()):,}"
-        numbers = [f"{row[kind]:,}" for kind in kinds]
-        after = (f"{row['gradients']:,}", f"{row['total']:,}")
-        style = "bold" if row["stage"] == stage else ""
-        table.add_row(str(row["stage"]), *numbers, real, *after, style=style)
-    table.caption = "state: predicted from the specs; gradients live only while a step runs"
-    return table
-
-
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def write_json(path: Path, data: Json) -> None:
-    path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

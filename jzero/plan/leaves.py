@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from jzero import config as configs
 from jzero.config import Config
 from jzero.errors import JzeroError
-from jzero.explain import stage_table
+from jzero.explain import explain
 from jzero.factory import one_line
 from jzero.layout import Layout
 from jzero.partition import STAGES, Leaf
@@ -101,21 +101,21 @@ def by_leaf(job: Job) -> list[Row]:
     Returns:
       A row for each stage, 0 to 3; state and gradients equal `jzero.explain.stage_table`'s.
     """
-    table = stage_table(job.setup, job.accumulate)
-    return [
-        Row(
-            stage=row["stage"],
-            params_bytes=row["params"],
-            gradients_bytes=row["gradients"],
-            optimizer_bytes=row["master"] + row["optimizer"] + row["other"],
-            comm_elements=sent(
-                job.setup.at_stage(row["stage"]).layout,
-                job.accumulate,
-                job.setup.config.keep_gathered,
-            ),
+    rows = []
+    for stage in STAGES:
+        at = job.setup.at_stage(stage)
+        found = explain(at.layout, at.abstract_state(), accumulation=job.accumulate)
+        kept = found.bytes_per_device
+        rows.append(
+            Row(
+                stage=stage,
+                params_bytes=kept["params"],
+                gradients_bytes=found.gradient_bytes,
+                optimizer_bytes=kept["master"] + kept["optimizer"] + kept["other"],
+                comm_elements=sent(at.layout, job.accumulate, job.setup.config.keep_gathered),
+            )
         )
-        for row in table
-    ]
+    return rows
 
 
 def sent(layout: Layout, accumulate: int, keep_gathered: bool = False) -> int:

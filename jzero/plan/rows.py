@@ -70,10 +70,24 @@ _UNITS = (
 )
 
 
-def unit_for(count: int) -> Unit:
-    """The unit in which the largest of some figures is at least 1.
+def size(count: int) -> str:
+    """Bytes in the unit that suits them, decimal and binary.
 
-    >>> unit_for(26 * 10**9).both(26 * 10**9)
+    >>> size(26 * 10**9)
     '26.00 GB (24.21 GiB)'
     """
+    return unit_for(count).both(count)
+
+
+def percent(share: float) -> str:
+    """A share in whole percent, or less than one.
+
+    >>> percent(0.6), percent(0.0001)
+    ('60%', 'under 1%')
+    """
+    return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
+
+
+def unit_for(count: int) -> Unit:
+    """The unit in which the largest of some figures is at least 1."""
     return next((unit for unit in _UNITS if count >= unit.size), _UNITS[-1])

@@ -264,6 +264,13 @@ BAD = {
 }
 
 
+def overflowing(folder):
+    """fp16 with a loss scale that is too large and may not fall."""
+    fp16 = {"enabled": True, "initial_scale_power": 40, "min_loss_scale": 2.0**40}
+    settings = config(folder, fp16=fp16, train_micro_batch_size_per_gpu=1)
+    return ["--config", settings, "--data", corpus(folder), "--out", folder / "new", "--steps", 9]
+
+
 # Each run of the script takes some seconds to import JAX: one process reads them all.
 ALL = """
 import contextlib, io, json, pathlib, sys
@@ -285,10 +292,9 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     cases = []
-    for name, (arguments, _) in BAD.items():
+    for arguments in [*(arguments for arguments, _ in BAD.values()), overflowing]:
         folder = tmp_path_factory.mktemp("bad")
         cases.append(json.dumps(["--steps", "2", *map(str, arguments(folder))]))
-        assert folder, name
     folder = tmp_path_factory.mktemp("all")
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(folder)}
     env |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -302,7 +308,7 @@ def answers(tmp_path_factory):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return dict(zip(BAD, map(json.loads, done.stdout.splitlines()), strict=True))
+    return dict(zip([*BAD, "overflow"], map(json.loads, done.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -311,6 +317,14 @@ def test_bad_input_gets_one_line_and_exit_code_2(answers, name):
     assert code == 2, err
     assert len(err.splitlines()) == 1, err
     assert BAD[name][1] in err and err.startswith("train.py: error: ")
+
+
+def test_a_run_that_fails_says_so_in_one_line_with_exit_code_1(answers):
+    code, err = answers["overflow"]
+    assert code == 1, err
+    last = err.splitlines()[-1]
+    assert last.startswith("train.py: error: step ") and "minimum loss scale" in last
+    assert "Traceback" not in err and "skipped: not finite" in err
 
 
 def test_bad_input_of_the_command_itself(tmp_path):

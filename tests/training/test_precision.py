@@ -123,6 +123,22 @@ def test_fp16_numbers_do_not_depend_on_the_scale(stage):
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-2)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_weight_of_many_tokens_does_not_overflow_fp16(stage):
+    """Gradients are reduced in fp16 at the size of a mean's, not of a sum over 10,000 tokens."""
+
+    def mean(params, batch, rng):
+        w = jzero.gather(params["a"]).astype(jnp.float32)
+        return jzero.Mean((w * batch["x"][0]).mean() * 1e4, 1e4)
+
+    zero = jzero.Zero(fp16(initial_scale_power=10), stage=stage, accumulation=2)
+    state = zero.init({"a": INIT["a"]}, optax.sgd(1.0))
+    batch = {"x": np.ones((32, 1), np.float32)}
+    _, metrics = zero.train_step(mean)(state, batch)
+    assert not metrics["skipped"]
+    np.testing.assert_allclose(metrics["grad_norm"], 1 / 8, rtol=1e-3)
+
+
 def test_a_static_scale_stays():
     zero = jzero.Zero(fp16(loss_scale=128.0), stage=1)
     state = zero.init(INIT, optax.sgd(1e-3))
