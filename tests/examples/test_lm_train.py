@@ -69,7 +69,9 @@ def corpus(folder):
 
 
 def config(folder, **changes):
+    """The example's configuration with changes, and a warm-up for a few steps."""
     settings = json.loads((ROOT / "examples/lm/stage3.json").read_text())
+    settings["scheduler"]["params"] |= {"warmup_num_steps": 30, "warmup_type": "log"}
     path = folder / "config.json"
     path.write_text(json.dumps(settings | changes))
     return path

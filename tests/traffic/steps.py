@@ -50,9 +50,11 @@ class Step:
         return sum(leaf.array.size for path, leaf in self.leaves.items() if chosen(path))
 
     def is_scalars(self, site: hlo.Site) -> bool:
-        """Whether it sums a few numbers: total and weight of a loss, or a square for each leaf."""
-        most = max(2, len(self.leaves))
-        return site.op == "all-reduce" and site.elements is not None and site.elements <= most
+        """Whether it sums a few numbers: total and weight of a loss, a square for each leaf."""
+        leaves = len(self.leaves)
+        sizes = [operand.elements for operand in site.operands]
+        few = sum(sizes) <= leaves + 2 and all(size <= 2 or size == leaves for size in sizes)
+        return site.op == "all-reduce" and few
 
     @property
     def large(self) -> list[hlo.Site]:

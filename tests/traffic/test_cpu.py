@@ -1,7 +1,7 @@
 """What a step sends, read from the program that XLA:CPU compiles: in elements, for it widens bf16.
 
-The ZeRO paper (arXiv 1910.02054), section 7: 2 psi at stages 0 to 2 and 3 psi at stage 3, where psi is
-the number of parameters; with A micro-batches 2 psi, (A + 1) psi and 3A psi.
+The ZeRO paper (arXiv 1910.02054), section 7: 2 psi at stages 0 to 2 and 3 psi at stage 3, where psi
+is the number of parameters; with A micro-batches 2 psi, (A + 1) psi and 3A psi.
 """
 
 import jax
@@ -70,11 +70,12 @@ def test_a_larger_batch_sends_no_more(stage: int):
     assert sent[0] == sent[1]
 
 
-@pytest.mark.parametrize("stage, accumulation", [(1, 4), (2, 4)])
-def test_where_gradients_are_reduced(stage: int, accumulation: int):
+@pytest.mark.parametrize("stage", [1, 2])
+def test_where_gradients_are_reduced(stage: int):
     """At stage 1 once per step; at stage 2 in each micro-batch, in the loop over the layers."""
+    accumulation = 4
     found = step(NET, stage=stage, accumulation=accumulation)
-    each = {p: len(x.array.layer_axes) and NET.layers or 1 for p, x in found.leaves.items()}
+    each = {p: NET.layers if x.array.layer_axes else 1 for p, x in found.leaves.items()}
     assert found.updates == each, "gathered once after the update, layer by layer"
     if stage == 1:
         counts = [s.count for s in found.large if s.op == "reduce-scatter"]
@@ -83,16 +84,23 @@ def test_where_gradients_are_reduced(stage: int, accumulation: int):
         assert found.scatters == {path: accumulation * n for path, n in each.items()}
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("remat", [True, False])
-@pytest.mark.parametrize("kind", ["nnx", "linen", "plain"])
+@pytest.mark.parametrize(
+    "kind, remat, accumulation",
+    [
+        ("nnx", True, 4),
+        ("nnx", False, 1),
+        ("nnx", False, 4),
+        ("linen", True, 1),
+        ("linen", False, 4),
+        ("plain", True, 1),
+        ("plain", False, 4),
+    ],
+)
 def test_stage_3_leaf_by_leaf(kind: str, remat: bool, accumulation: int):
     """Two gathers and one reduce-scatter per layer and micro-batch, whoever rematerialises.
 
     Leaves outside the layers are gathered once per step: XLA lifts that out of both loops.
     """
-    if accumulation == 4 and remat and kind != "nnx":
-        pytest.skip("differs from the others in nothing new")
     net = Net(kind, layers=3, remat=remat)
     found = step(net, stage=3, accumulation=accumulation)
     gathers, scatters = {}, {}
@@ -184,14 +192,15 @@ class Tensor(nnx.Module):
     """A scanned MLP whose weights the model itself shards over `tensor`."""
 
     def __init__(self, rngs: nnx.Rngs):
-        def linear(inputs: int, outputs: int, *names: str | None) -> nnx.Linear:
+        def linear(rngs: nnx.Rngs, inputs: int, outputs: int, *names: str | None) -> nnx.Linear:
             init = nnx.with_partitioning(nnx.initializers.lecun_normal(), names)
             return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, rngs=rngs)
 
         @nnx.split_rngs(splits=3)
         @nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: None})
         def layers(rngs: nnx.Rngs):
-            return linear(16, 32, None, "tensor"), linear(32, 16, "tensor", None)
+            up = linear(rngs, 16, 32, None, "tensor")
+            return up, linear(rngs, 32, 16, "tensor", None)
 
         self.up, self.down = layers(rngs)
 

@@ -48,22 +48,24 @@ def check(net, precision, found, history, optimizer="adamw"):
         # Adam does not see a gradient's size; its norm does.
         np.testing.assert_allclose([m["grad_norm"] for m in history], norms, rtol=1e-5)
         return
-    # bf16 has 8 bits: a reduction over eight devices rounds each gradient by up to 2**-8, which
-    # Adam's division turns into as much of a step. Whole leaves must agree in how they moved.
+    # bf16 has 8 bits: a sum over eight devices rounds each gradient by up to 2**-8. Leaves must
+    # agree in how far they moved, not only in where they are.
     for path in want:
         moved, expected = found[path] - first[path], want[path] - first[path]
-        assert distance(moved, expected) < 0.1, path
-    np.testing.assert_allclose([m["loss"] for m in history], losses, rtol=5e-3)
-    np.testing.assert_allclose([m["grad_norm"] for m in history], norms, rtol=2e-2)
+        assert distance(moved, expected) < 0.04, path
+    np.testing.assert_allclose([m["loss"] for m in history], losses, rtol=2e-3)
+    np.testing.assert_allclose([m["grad_norm"] for m in history], norms, rtol=1e-2)
 
 
 @pytest.mark.parametrize("stage, precision, accumulation, kind, scanned", list(cases()))
 def test_a_stage_never_changes_the_numbers(stage, precision, accumulation, kind, scanned):
     # Rematerialised where scanned, tied where not: both occur with every kind.
     net = Net(kind, scanned=scanned, remat=scanned, tied=not scanned)
+    # Adam divides by a gradient's own size, which turns bf16's noise around zero into whole steps.
+    optimizer = "adamw" if precision == "fp32" else "sgd"
     zero = jzero.Zero(stage=stage, precision=precision, accumulation=accumulation)
-    found, history, _ = run(net, zero)
-    check(net, precision, found, history)
+    found, history, _ = run(net, zero, OPTIMIZERS[optimizer]())
+    check(net, precision, found, history, optimizer)
 
 
 @pytest.mark.parametrize("remat, tied", [(False, True), (False, False)])
