@@ -16,6 +16,9 @@ FLAGS = (
     "--xla_cpu_collective_call_terminate_timeout_seconds=600 "
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
+# Most tests look at one run or one process; two workers would start two of each.
+pytestmark = pytest.mark.xdist_group("lm_train")
+
 METRICS = {
     "step",
     "loss",

@@ -34,7 +34,7 @@ def added(net: Net) -> tuple[str, ...]:
 
 
 def is_read_once(net: Net, path: str) -> bool:
-    return not is_layer(path) or path.endswith(added(net) or "none")
+    return not is_layer(path) or path.endswith(added(net))
 
 
 def volume_of(found: Step, net: Net) -> Volume:

@@ -80,11 +80,15 @@ ODD = {"vocab": 50, "width": 18, "hidden": 22}
 DEVICES = {3: (1, 1), 5: (3, 1), 6: (2, 2), 7: (3, 1)}
 
 
-@pytest.mark.parametrize("devices", list(DEVICES))
-@pytest.mark.parametrize("kind", KINDS)
-def test_devices_that_divide_no_dimension(devices, kind, request):
-    if kind != KINDS[devices % 3] and not request.config.getoption("--full"):
-        pytest.skip("one kind of model for each device count; all of them with --full")
+def odd_cases():
+    """Every device count with one kind of model; with --full, with all of them."""
+    for devices, kind in itertools.product(DEVICES, KINDS):
+        marks = () if kind == KINDS[devices % 3] else pytest.mark.full
+        yield pytest.param(devices, kind, marks=marks)
+
+
+@pytest.mark.parametrize("devices, kind", list(odd_cases()))
+def test_devices_that_divide_no_dimension(devices, kind):
     stage, accumulation = DEVICES[devices]
     net = Net(kind, scanned=devices != 6, **ODD)
     zero = jzero.Zero(stage=stage, accumulation=accumulation, mesh=mesh(devices))
