@@ -104,7 +104,8 @@ def place_weight(leaf: Leaf, x: Any, want: jax.ShapeDtypeStruct) -> jax.Array:
         )
         part = np.asarray(x[inside]).astype(want.dtype)
         size = [(i.stop or n) - (i.start or 0) for i, n in zip(index, want.shape, strict=True)]
-        return np.pad(part, [(0, s - n) for s, n in zip(size, part.shape, strict=True)])
+        widths = [(0, s - n) for s, n in zip(size, part.shape, strict=True)]
+        return np.pad(part, widths) if leaf.is_padded else part
 
     return jax.make_array_from_callback(want.shape, want.sharding, piece)
 

@@ -7,3 +7,7 @@ class JzeroError(ValueError):
 
 class ConfigError(JzeroError):
     """A configuration that jzero cannot honour; the message starts with the key's full path."""
+
+
+class RunFailed(RuntimeError):
+    """Something that failed while a command ran; the command tells it in one line, exit code 1."""

@@ -3,6 +3,8 @@
 A `Sharded` becomes the whole parameter when it is read: all-gathered at stage 3, as it is below.
 """
 
+import builtins
+import functools
 import math
 import operator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from flax.core import meta
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jzero.errors import JzeroError
 from jzero.gather import cast, read_with_tap, whole, whole_global
 from jzero.recipe import Recipe
 
@@ -111,9 +114,6 @@ class Sharded(meta.AxisMetadata):
         whole = read(self)
         return whole if index is Ellipsis else whole[index]
 
-    def __neg__(self):
-        return -read(self)
-
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -129,17 +129,25 @@ class Sharded(meta.AxisMetadata):
         return f"Sharded({self.recipe.leaf.path}, shape={self.shape}, dtype={self.dtype})"
 
 
-def _operator(name: str, reflected: bool):
-    apply = getattr(operator, name)
-    if reflected:
-        return lambda self, other: apply(other, read(self))
-    return lambda self, other: apply(read(self), other)
+def _operator(name: str, reflected: bool = False):
+    apply = getattr(operator, name, None) or getattr(builtins, name)
+
+    def method(self, *others):
+        if reflected:
+            return apply(others[0], read(self))
+        return apply(read(self), *others)
+
+    return method
 
 
-for _name in "add sub mul matmul truediv floordiv mod pow lt le gt ge".split():
-    setattr(Sharded, f"__{_name}__", _operator(_name, reflected=False))
-for _name in "add sub mul matmul truediv floordiv mod pow".split():
-    setattr(Sharded, f"__r{_name}__", _operator(_name, reflected=True))
+_BINARY = "add sub mul matmul truediv floordiv mod pow divmod and_ or_ xor lshift rshift".split()
+for _name in _BINARY:
+    setattr(Sharded, f"__{_name.rstrip('_')}__", _operator(_name))
+    setattr(Sharded, f"__r{_name.rstrip('_')}__", _operator(_name, reflected=True))
+for _name in "eq ne lt le gt ge neg pos abs invert round float int bool complex index".split():
+    setattr(Sharded, f"__{_name}__", _operator(_name))
+# Comparing gives an array, as for any array; as a key, an object stands for itself.
+Sharded.__hash__ = object.__hash__
 
 
 def gather(tree):
@@ -170,10 +178,32 @@ def read(sharded: Sharded) -> jax.Array:
     """The whole parameter that a `Sharded` stands for."""
     recipe, value = sharded.recipe, sharded.value
     if _recording.get():
-        return cast(recipe, checkpoint_name(value, _MARK + "x".join(map(str, value.shape))))
+        return cast(recipe, _marked(recipe.leaf.path, value))
     if recipe.mesh is not None:
         return whole_global(recipe, value)
     with jax.named_scope(f"zero_read/{recipe.leaf.path}"):
         if sharded.tap is None:
             return whole(recipe, lax.stop_gradient(value))
         return read_with_tap(recipe, value, sharded.tap)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _marked(path: str, value):
+    return checkpoint_name(value, _MARK + "x".join(map(str, value.shape)))
+
+
+def _marked_forward(path: str, value):
+    return _marked(path, value), None
+
+
+def _marked_backward(path: str, _, cotangent):
+    # Nobody differentiates the recording but the loss itself; for real, its gradients would be
+    # shards and zeros.
+    raise JzeroError(
+        f"{path}: the loss takes a gradient with respect to this parameter itself; make the weights "
+        f"whole first and differentiate with respect to those: whole = jzero.gather(params), or for "
+        f"NNX jzero.gather(nnx.state(model)) merged into a model again"
+    )
+
+
+_marked.defvjp(_marked_forward, _marked_backward)

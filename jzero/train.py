@@ -7,6 +7,7 @@ import jax
 
 from jzero.batches import place_batch
 from jzero.errors import JzeroError
+from jzero.paths import flatten
 from jzero.relayout import discover, relayout
 from jzero.setup import Holder
 from jzero.state import State
@@ -21,6 +22,8 @@ class TrainStep:
         self._holder = holder
         self._loss_fn = loss_fn
         self._jitted: Any = None
+        self._setup: Any = None  # that the jitted step was made for
+        self._rows: set[int] = set()
         self._watch: Watch | None = None
 
     def __call__(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
@@ -58,11 +61,16 @@ class TrainStep:
 
     def _ready(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """The state as the step takes it, and the jitted step; made for the first batch."""
-        if self._jitted is not None:
-            return state, self._jitted
-        self._check_batch(batch)
-        # Only now, with a loss, is it known of every model which axes are a layer scan's.
+        rows = {x.shape[0] for x in jax.tree.leaves(batch) if x.shape}
+        if rows != self._rows:
+            self._check_rows(rows)
+            self._rows = rows
         setup = self._holder.setup
+        if self._setup is setup:
+            return state, self._jitted
+        if state is not None:
+            check_state(state, setup.abstract_state())
+        # Only now, with a loss, is it known of every model which axes are a layer scan's.
         found = discover(setup.region(self._loss_fn, 1), setup.variables, batch)
         if found:
             self._holder.setup = setup.with_layer_axes(found)
@@ -84,12 +92,12 @@ class TrainStep:
         every = setup.config.steps_per_print
         if setup.scaling.dynamic or every:
             self._watch = Watch(list(setup.layout.differentiated), setup.scaling.minimum, every)
+        self._setup = setup
         return state, self._jitted
 
-    def _check_batch(self, batch: Any) -> None:
+    def _check_rows(self, rows: set[int]) -> None:
         setup = self._holder.setup
         want = setup.batch.train
-        rows = {x.shape[0] for x in jax.tree.leaves(batch) if x.shape}
         if want is not None and rows != {want}:
             raise JzeroError(
                 f"the batch has {sorted(rows)} rows over all processes, but train_batch_size is "
@@ -105,11 +113,14 @@ class EvalStep:
         self._holder = holder
         self._fn = fn
         self._jitted: Any = None
+        self._setup: Any = None  # that the jitted evaluation was made for
 
     def __call__(self, state: State, batch: Any) -> dict[str, Any]:
         setup = self._holder.setup
         batch = place_batch(setup.mesh, batch)
-        if self._jitted is None:
+        if self._setup is not setup:
+            check_state(state, setup.abstract_state())
+            self._setup = setup
             region = setup.region(self._fn, 1)
 
             def evaluate(state: State, batch):
@@ -122,3 +133,20 @@ class EvalStep:
         setup.mesh.settle(state.step)
         with setup.mesh.context():
             return self._jitted(state, batch)
+
+
+def check_state(state: State, want: State) -> None:
+    """Whether a state is laid out as the current setup says.
+
+    Raises:
+      JzeroError: naming the first leaf that is not.
+    """
+    have, expected = flatten(state), flatten(want)
+    for path in (*expected, *have):
+        found, needed = have.get(path), expected.get(path)
+        if found is None or needed is None or found.shape != needed.shape:
+            raise JzeroError(
+                f"this state is not one of the model that zero.init laid out last: {path} is "
+                f"{'missing' if found is None else found.shape}, expected "
+                f"{'nothing' if needed is None else needed.shape}; use one jzero.Zero for each model"
+            )

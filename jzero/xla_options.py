@@ -9,18 +9,20 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from jzero.layout import Layout
 
 log = logging.getLogger("jzero")
 
-Value = bool | int
+Value = bool | str  # as JAX takes them
 
 _COMBINE = 31_457_287
 """XLA:GPU's own threshold, in bytes; a preset never combines less."""
@@ -39,30 +41,27 @@ class Options:
     per_process: Mapping[str, Value]
 
     @property
-    def flags(self) -> list[str]:
-        """All of them as they would stand in XLA_FLAGS."""
-        return as_flags({**self.per_program, **self.per_process})
-
-    @property
     def line(self) -> str:
         """What to set in the environment for those that need it; "" where none does."""
         return f'XLA_FLAGS="{" ".join(as_flags(self.per_process))}"' if self.per_process else ""
 
 
-def preset(platform: str, layer_bytes: int = 0) -> dict[str, Value]:
+def preset(platform: str, layer_bytes: int) -> dict[str, Value]:
     """The options for a platform, whichever way they are given.
 
-    On a GPU: collectives are prefetched across the iterations of a layer scan, and those of one
-    layer are combined into one. With them a layer's gather runs while the layer before it computes,
-    and one more layer is held in memory. XLA:TPU and XLA:CPU are left as they are.
+    On a GPU, for a layer scan: collectives are prefetched across its iterations, and those of one
+    layer are combined into one. So a layer's gather runs while the layer before it computes, and
+    one more layer is held in memory. Unrolled layers are left as they are: combining across them
+    costs memory and overlap. So are XLA:TPU and XLA:CPU.
 
     Arguments:
       platform: "gpu" ("cuda"), "tpu" or "cpu".
-      layer_bytes: of the largest layer as it is gathered; see `layer_bytes`.
+      layer_bytes: of the largest layer of a scan as it is gathered, 0 where there is no scan; see
+        `layer_bytes`.
     """
-    if platform not in ("gpu", "cuda"):
+    if platform not in ("gpu", "cuda") or not layer_bytes:
         return {}
-    combine = max(_COMBINE, math.ceil(layer_bytes * 1.05))
+    combine = str(max(_COMBINE, math.ceil(layer_bytes * 1.05)))
     return {
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_enable_pipelined_all_gather": True,
@@ -72,15 +71,15 @@ def preset(platform: str, layer_bytes: int = 0) -> dict[str, Value]:
     }
 
 
-def options(platform: str, layer_bytes: int = 0) -> Options:
+def options(platform: str, layer_bytes: int) -> Options:
     """The preset without what the user's XLA_FLAGS already decide, split by how JAX takes it."""
-    given = named(os.environ.get("XLA_FLAGS", ""))
+    given = named(in_effect())
     wanted = {k: v for k, v in preset(platform, layer_bytes).items() if k not in given}
     taken = {name: value for name, value in wanted.items() if is_taken(name)}
     return Options(taken, {k: v for k, v in wanted.items() if k not in taken})
 
 
-def compiler_options(platform: str, layer_bytes: int = 0) -> dict[str, Value]:
+def compiler_options(platform: str, layer_bytes: int) -> dict[str, Value]:
     """The options for `jax.jit(..., compiler_options=...)`; {} where there are none.
 
     Those that the running JAX takes in XLA_FLAGS alone are named in a log message, with the line.
@@ -97,38 +96,43 @@ def compiler_options(platform: str, layer_bytes: int = 0) -> dict[str, Value]:
 
 
 def layer_bytes(layout: Layout) -> int:
-    """Bytes of the largest layer as it is gathered or its gradients are reduced, on one device.
+    """Bytes of a scan's largest layer as it is gathered or its gradients are reduced, on a device.
 
-    A layer is one of a scanned stack, or an entry of a list; where there are none, the largest
-    leaf.
+    0 for a model without a scan over layers.
     """
     policy = layout.policy
     width = max(jnp.dtype(policy.compute).itemsize, jnp.dtype(policy.communication).itemsize)
-    layers: dict[str, int] = {}
-    singles = [0]
-    for path, leaf in layout.leaves.items():
-        others = [a for axes in leaf.array.other_axes for a in axes]
+    stacks: dict[tuple[int, ...], int] = {}  # by the scan's length: a stack has leaves of any name
+    for leaf in layout.leaves.values():
+        array = leaf.array
+        if not array.layer_axes:
+            continue
+        others = [a for axes in array.other_axes for a in axes]
         share = math.prod(layout.mesh.storage.shape[a] for a in others)
-        size = width * leaf.array.layer_size // share
-        stack = _stack(path, leaf.array.layer_axes, leaf.array.shape)
-        if stack is None:
-            singles.append(size)
-        else:
-            layers[stack] = layers.get(stack, 0) + size
-    return max(layers.values() if layers else singles)
+        length = tuple(array.shape[axis] for axis in array.layer_axes)
+        stacks[length] = stacks.get(length, 0) + width * array.layer_size // share
+    return max(stacks.values(), default=0)
+
+
+def in_effect() -> list[str]:
+    """The flags in this process's XLA_FLAGS."""
+    return os.environ.get("XLA_FLAGS", "").split()
 
 
 def as_flags(wanted: Mapping[str, Value]) -> list[str]:
     """
-    >>> as_flags({"xla_a": True, "xla_b": 5})
+    >>> as_flags({"xla_a": True, "xla_b": "5"})
     ['--xla_a=true', '--xla_b=5']
     """
     return [f"--{name}={str(value).lower()}" for name, value in wanted.items()]
 
 
-def named(flags: str) -> set[str]:
-    """The names of the flags in a value of XLA_FLAGS."""
-    return {flag.lstrip("-").partition("=")[0] for flag in flags.split() if flag.startswith("--")}
+def named(flags: Iterable[str]) -> set[str]:
+    """
+    >>> named(["--xla_a=true"])
+    {'xla_a'}
+    """
+    return {flag.lstrip("-").partition("=")[0] for flag in flags}
 
 
 @functools.cache
@@ -138,12 +142,12 @@ def is_taken(name: str) -> bool:
     Options are checked before a backend sees them, so XLA:CPU answers for all where it is there.
     """
     try:
-        device: Any = jax.devices("cpu")[0]
+        device: Any = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         device = jax.local_devices()[0]
-    value = preset("gpu")[name]
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    empty = jax.jit(lambda: jnp.zeros(()), out_shardings=sharding).lower()
+    value = preset("gpu", 1)[name]
+    with jax.set_mesh(Mesh(np.array([device]), ("alone",))):  # whichever mesh the user has set
+        empty = jax.jit(lambda: jnp.zeros(())).lower()
     try:
         empty.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
@@ -151,11 +155,3 @@ def is_taken(name: str) -> bool:
             return False
         raise
     return True
-
-
-def _stack(path: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
-    names = path.split("/")
-    for depth, name in enumerate(names):
-        if name.isdigit():  # an entry of a list of layers
-            return "/".join(names[: depth + 1])
-    return f"{names[0]} x {[shape[axis] for axis in axes]}" if axes else None

@@ -25,19 +25,36 @@ def mesh_of():
     return lambda n: make_zero_mesh(Mesh(np.array(jax.devices()[:n]), ("data",)))
 
 
+# Their tests compile whole training steps.
+COSTLY = {"training", "traffic"}
+
+
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every combination, not only every pair")
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help=f"without slow tests, and of those in {', '.join(sorted(COSTLY))} one case each",
+    )
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: runs with --full only")
-    config.addinivalue_line("markers", "slow: ./scripts/test --quick leaves it out")
+    config.addinivalue_line("markers", "slow: does not run with --quick")
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--full"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    left_out = set()
+    if not config.getoption("--full"):
+        left_out |= {item for item in items if item.get_closest_marker("full")}
+    if config.getoption("--quick"):
+        left_out |= {item for item in items if item.get_closest_marker("slow")}
+        seen = set()
+        for item in items:
+            if item not in left_out and not COSTLY.isdisjoint(item.path.parts):
+                test = (item.path, item.originalname)
+                left_out |= {item} if test in seen else set()
+                seen.add(test)
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]

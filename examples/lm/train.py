@@ -69,7 +69,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = Parser("train.py", description="Train a language model.", allow_abbrev=False)
     add = parser.add_argument
     add("--config", required=True, metavar="FILE.json", help="a DeepSpeed-style configuration")
-    add("--steps", type=whole_number, default=500, metavar="N", help="optimizer steps (500)")
+    add("--steps", type=whole_number, default=600, metavar="N", help="optimizer steps (600)")
     add(
         "--data",
         nargs="+",

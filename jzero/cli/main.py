@@ -3,11 +3,11 @@
 import os
 import sys
 
-from jzero.cli import plan
+from jzero.cli import compare, plan
 from jzero.cli.parser import Parser
-from jzero.errors import JzeroError
+from jzero.errors import JzeroError, RunFailed
 
-SUBCOMMANDS = (plan,)
+SUBCOMMANDS = (plan, compare)
 """Modules with a NAME, a SUMMARY, `add_arguments(parser)` and `run(args)`."""
 
 
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
+    except (RunFailed, OSError) as error:
         return _failed(args.name, error, 1)
     return 0
 

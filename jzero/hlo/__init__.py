@@ -9,6 +9,7 @@ from jzero.hlo.collectives import (
     total,
 )
 from jzero.hlo.memory import Memory, memory
+from jzero.hlo.overlap import overlapped_fraction
 from jzero.hlo.sites import Site, sites
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "count_by",
     "elements_by",
     "memory",
+    "overlapped_fraction",
     "sites",
     "total",
 ]

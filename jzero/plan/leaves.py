@@ -69,7 +69,7 @@ def lay_out(
     Raises:
       JzeroError: a configuration, a model or a loss that jzero cannot use.
     """
-    config = _config(workload, devices, accumulate, micro_batch, dtype, grad_accum_dtype)
+    config = config_of(workload, devices, accumulate, micro_batch, dtype, grad_accum_dtype)
     zero = Zero(config, mesh=AbstractMesh((devices,), ("data",)))
     batch = zero.batch
     try:
@@ -188,14 +188,18 @@ def _layer_of(path: str, leaf: Leaf) -> str:
     return path
 
 
-def _config(
+def config_of(
     workload: Workload,
     devices: int,
-    accumulate: int | None,
-    micro_batch: int | None,
-    dtype: str | None,
-    grad_accum_dtype: str | None,
+    accumulate: int | None = None,
+    micro_batch: int | None = None,
+    dtype: str | None = None,
+    grad_accum_dtype: str | None = None,
 ) -> Config:
+    """A workload's configuration with sizes that go with `devices`, those that see different rows.
+
+    What is given here comes first, then the configuration, then micro-batch 1 and accumulation 1.
+    """
     given = workload.config
     options: dict[str, Any] = {"precision": dtype, "accumulation_dtype": grad_accum_dtype}
     if given is None:

@@ -1,0 +1,52 @@
+"""How far a comparison is, on standard error where that is a terminal."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from jzero.compare.row import Row
+from jzero.plan.rows import size
+
+
+class Progress:
+    """A bar with a stage for each step; it is gone when all are done.
+
+    Arguments:
+      stages: how many there are.
+    """
+
+    def __init__(self, stages: int):
+        console = Console(stderr=True, highlight=False)
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=stages)
+        self._last = ""
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, stage: int) -> None:
+        self._bar.update(self._task, description=f"{self._last}compiling stage {stage}")
+
+    def done(self, row: Row) -> None:
+        peak = "does not compile" if row.peak_bytes is None else size(row.peak_bytes)
+        self._last = f"stage {row.stage}: {peak}; "
+        self._bar.advance(self._task)

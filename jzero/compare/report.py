@@ -1,0 +1,129 @@
+"""A comparison as tables for people."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jzero.compare.row import Result, Row
+from jzero.plan.rows import Unit, percent, size, unit_for
+from jzero.targets import Target
+
+
+def show(found: Result, target: Target, console: Console) -> None:
+    """Prints a comparison: memory and volume by stage, then every kind of collective.
+
+    Arguments:
+      found: the figures.
+      target: the devices.
+      console: where to.
+    """
+    console.print(_stages(found, target))
+    for row in found.rows:
+        if row.error is not None:
+            _say(console, f"Stage {row.stage}: {row.error}.")
+        elif row.mem_fraction is not None and row.fits:
+            _say(
+                console,
+                f"Stage {row.stage} needs more than the 75 % of the memory that JAX takes unless "
+                f"told: set XLA_CLIENT_MEM_FRACTION={row.mem_fraction:.2f}.",
+            )
+    console.print(_collectives(found.rows))
+    if found.xla_flags:
+        _say(console, f"XLA options: {' '.join(found.xla_flags)}")
+    if found.environment:
+        _say(
+            console,
+            f"JAX {found.jax} takes some of them in the environment alone. Your run needs this "
+            f"before it starts: {found.environment}",
+        )
+
+
+def _stages(found: Result, target: Target) -> Table:
+    unit = unit_for(max((row.peak_bytes or 0 for row in found.rows), default=0))
+    mesh = " x ".join(f"{name}={n}" for name, n in found.mesh.items())
+    has = "" if target.memory_bytes is None else f", {size(target.memory_bytes)} each"
+    table = Table(
+        title=Text(
+            f"{found.model}: {found.parameters:,} parameters on {found.target} "
+            f"({target.description}{has}), mesh {mesh}, micro-batch {found.micro_batch}, "
+            f"accumulation {found.accumulate}, JAX {found.jax}"
+        ),
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("stage", justify="right")
+    for name in ("state", "args", "temp"):
+        table.add_column(f"{name}, {unit.name}", justify="right")
+    table.add_column(f"peak, {unit.name}", justify="right", style="bold")
+    table.add_column(f"peak, {unit.binary_name}", justify="right")
+    for name in ("memory", "fits"):
+        table.add_column(name, justify="right", no_wrap=True)
+    sent = unit_for(max((row.comm_bytes or 0 for row in found.rows), default=0))
+    for name in (f"sent, {sent.name}", "ratio", "hidden", "compile"):
+        table.add_column(name, justify="right")
+    for row in found.rows:
+        table.add_row(*_cells(row, found, target, unit, sent))
+    table.caption = (
+        "A device's bytes; args: the program's arguments, temp: its temporaries. ratio: bytes sent "
+        "over psi x 2 bytes x (N-1)/N; the ZeRO paper's are 2, 2, 2, 3. hidden: of the bytes sent "
+        "in layer loops, those with a matrix product to run meanwhile."
+    )
+    if target.kind == "cpu":
+        table.caption += " XLA:CPU sends bf16 as f32: the ratio is in elements here."
+    return table
+
+
+def _cells(row: Row, found: Result, target: Target, unit: Unit, sent: Unit) -> list[str]:
+    state = None if row.state_bytes is None else sum(row.state_bytes.values())
+    share = None
+    if row.peak_bytes is not None and target.memory_bytes is not None:
+        share = row.peak_bytes / target.memory_bytes
+    ratio = row.comm_ratio_elements if target.kind == "cpu" else row.comm_ratio
+    return [
+        str(row.stage),
+        *(_amount(n, unit) for n in (state, row.argument_bytes, row.temp_bytes, row.peak_bytes)),
+        "" if row.peak_bytes is None else unit.binary(row.peak_bytes),
+        "" if share is None else percent(share),
+        {None: "", True: "yes", False: "no"}[row.fits],
+        _amount(row.comm_bytes, sent),
+        "" if ratio is None else f"{ratio:.3f}",
+        "" if row.overlapped_fraction is None else f"{row.overlapped_fraction:.1%}",
+        "" if row.compile_seconds is None else f"{row.compile_seconds:.1f} s",
+    ]
+
+
+def _collectives(rows: Iterable[Row]) -> Table:
+    table = Table(
+        title=Text("Collectives of a device in an optimizer step, loops multiplied out"),
+        title_justify="left",
+    )
+    for name in ("stage", "collective", "axes", "dtype"):
+        table.add_column(name)
+    rows = list(rows)
+    found = [each for row in rows for each in row.collectives or ()]
+    unit = unit_for(max((each.bytes or 0 for each in found), default=0))
+    for name in ("count", f"sent, {unit.name}", "elements"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        for number, each in enumerate(row.collectives or ()):
+            table.add_row(
+                str(row.stage) if number == 0 else "",
+                each.op,
+                ", ".join(each.axes),
+                each.dtype,
+                "unknown" if each.count is None else f"{each.count:,}",
+                "unknown" if each.bytes is None else unit.decimal(each.bytes),
+                "unknown" if each.elements is None else f"{each.elements:,}",
+            )
+        table.add_section()
+    return table
+
+
+def _amount(count: int | None, unit: Unit) -> str:
+    return "" if count is None else unit.decimal(count)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)

@@ -1,0 +1,116 @@
+"""Running the workers, one after another, and putting their rows together."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jzero import targets, xla_options
+from jzero.compare.request import Request
+from jzero.compare.row import Result, Row
+from jzero.errors import JzeroError, RunFailed
+
+_SHOWN = 2000
+"""Characters of a dead worker's last words."""
+
+
+def compare(
+    request: Request,
+    stages: Sequence[int],
+    report: Callable[[Row], None] = lambda row: None,
+    begin: Callable[[int], None] = lambda stage: None,
+) -> Result:
+    """Compiles a workload's train step at each stage, each in its own process.
+
+    Arguments:
+      request: the workload, target and mesh; its stage is passed over.
+      stages: those to compile, in order.
+      report: is given each row as it is there.
+      begin: is told each stage before it starts.
+
+    Returns:
+      All rows; one that a compiler refused for memory is a row too.
+
+    Raises:
+      JzeroError: a model, a configuration or a mesh that jzero cannot use, or no compiler.
+      RunFailed: a program that does not compile for another reason.
+    """
+    target = targets.parse(request.target)
+    if not targets.plugin_installed(target.kind):
+        targets.devices(target)  # says what to install
+    wanted = _options(target.kind)
+    request = replace(request, flags=tuple(xla_options.as_flags(wanted.per_process)))
+    answers = []
+    for stage in stages:
+        begin(stage)
+        answer = _work(replace(request, stage=stage), target)
+        if not answer:  # no layer scan: not with flags that are meant for one
+            request = replace(request, flags=())
+            answer = _work(replace(request, stage=stage), target)
+        answers.append(answer)
+        report(Row.from_dict(answers[-1]["row"]))
+    first = answers[0]
+    return Result(
+        model=request.model,
+        parameters=first["parameters"],
+        target=target.name,
+        devices=target.count,
+        jax=jax.__version__,
+        mesh=dict(request.axes),
+        micro_batch=first["micro_batch"],
+        accumulate=first["accumulate"],
+        xla_flags=tuple(first["xla_flags"]),
+        environment=wanted.line if request.flags else "",
+        rows=tuple(Row.from_dict(answer["row"]) for answer in answers),
+    )
+
+
+def _options(kind: str) -> xla_options.Options:
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        jax.config.update("jax_platforms", "cpu")  # asked of XLA:CPU: no other plugin is loaded
+    return xla_options.options(kind, 1)
+
+
+def _environment(target: targets.Target, flags: Sequence[str]) -> dict[str, str]:
+    variables = {**os.environ, **targets.environment(target)}
+    variables["XLA_FLAGS"] = " ".join([variables.get("XLA_FLAGS", ""), *flags]).strip()
+    # What this process can import, and no more: not the folder that it happens to be in.
+    variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return variables
+
+
+def _work(request: Request, target: targets.Target) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="jzero-compare-") as folder:
+        result, log = Path(folder) / "result.json", Path(folder) / "log.txt"
+        command = [sys.executable, "-P", "-m", "jzero.compare.worker", str(result)]
+        with log.open("wb") as said:
+            worker = subprocess.Popen(
+                command,
+                env=_environment(target, request.flags),
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+            )
+            try:
+                worker.communicate(json.dumps(request.as_dict()).encode())
+            finally:
+                if worker.poll() is None:
+                    worker.kill()
+                    worker.wait()
+        if not result.is_file():
+            last = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN:]
+            raise RunFailed(
+                f"stage {request.stage}: the compiling process ended with exit code "
+                f"{worker.returncode} and said: {last}"
+            )
+        answer = json.loads(result.read_text(encoding="utf-8"))
+    if "failed" in answer:
+        raise (JzeroError if answer["usage"] else RunFailed)(answer["failed"])
+    return answer

@@ -1,0 +1,95 @@
+"""Workloads to compile: a scanned stack of layers as a plain function, and jobs that go wrong."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+
+import jzero
+
+VOCABULARY, WIDTH, HIDDEN, LAYERS, LENGTH = 64, 2048, 8192, 8, 512
+PARAMETERS = 2 * VOCABULARY * WIDTH + LAYERS * 2 * WIDTH * HIDDEN
+ROW_BYTES = 4 * (LENGTH + 1)
+
+
+def init(key: jax.Array) -> dict[str, jax.Array]:
+    keys = jax.random.split(key, 4)
+    shapes = {
+        "embed": (VOCABULARY, WIDTH),
+        "up": (LAYERS, WIDTH, HIDDEN),
+        "down": (LAYERS, HIDDEN, WIDTH),
+        "head": (WIDTH, VOCABULARY),
+    }
+    return {
+        name: 0.02 * jax.random.normal(k, shape)
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def loss_fn(params, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+    def layer(x, weights):
+        up, down = (jzero.gather(weight) for weight in weights)
+        return x + jax.nn.gelu(x @ up) @ down, None
+
+    tokens = batch["tokens"]
+    x = jzero.gather(params["embed"])[tokens[:, :-1]]
+    layer = jax.checkpoint(layer, prevent_cse=False)
+    x, _ = jax.lax.scan(layer, x, (params["up"], params["down"]))
+    logits = (x @ jzero.gather(params["head"])).astype(jnp.float32)
+    nats = -jax.nn.log_softmax(logits)
+    return jnp.mean(jnp.take_along_axis(nats, tokens[:, 1:, None], axis=-1))
+
+
+def batch(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    return {"tokens": jax.ShapeDtypeStruct((rows, LENGTH + 1), jnp.int32)}
+
+
+def small() -> jzero.Workload:
+    return jzero.Workload(init, loss_fn, batch)
+
+
+def talks() -> jzero.Workload:
+    print("what a file prints is nobody's table")
+    return small()
+
+
+def configured() -> jzero.Workload:
+    config = {
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    }
+    return jzero.Workload(init, loss_fn, batch, config=config)
+
+
+def raises() -> jzero.Workload:
+    raise KeyError("vocabulary")
+
+
+def dies() -> jzero.Workload:
+    os.write(2, b"the last words\n")
+    os._exit(7)
+
+
+def cannot_trace() -> jzero.Workload:
+    return jzero.Workload(init, lambda params, batch, rng: batch["nothing"], batch)
+
+
+def cannot_compile() -> jzero.Workload:
+    return _compile_says("INTERNAL: the compiler\nis confused")
+
+
+def too_large() -> jzero.Workload:
+    return _compile_says(
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (34.42G) exceeds available HBM (15.75G)."
+    )
+
+
+def _compile_says(message: str) -> jzero.Workload:
+    # This runs in the worker. XLA:CPU itself refuses nothing.
+    def compile(self, compiler_options=None):
+        raise RuntimeError(message)
+
+    jax.stages.Lowered.compile = compile
+    return small()
