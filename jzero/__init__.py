@@ -1,10 +1,22 @@
 """ZeRO sharding, stages 0 to 3, for JAX, Flax and Optax."""
 
-from jzero.errors import ConfigError as ConfigError
-from jzero.errors import JzeroError as JzeroError
-from jzero.losses import Mean as Mean
-from jzero.models import stop_gradient as stop_gradient
-from jzero.sharded import gather as gather
-from jzero.state import State as State
-from jzero.zero import Zero as Zero
-from jzero.workload import Workload as Workload
+from jzero.errors import ConfigError, JzeroError
+from jzero.losses import Mean
+from jzero.models import stop_gradient
+from jzero.sharded import gather
+from jzero.state import State
+from jzero.watch import ScaleError
+from jzero.workload import Workload
+from jzero.zero import Zero
+
+__all__ = [
+    "ConfigError",
+    "JzeroError",
+    "Mean",
+    "ScaleError",
+    "State",
+    "Workload",
+    "Zero",
+    "gather",
+    "stop_gradient",
+]

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero.layout import Layout, struct
+from jzero.layout import MASTER, Layout, struct
 from jzero.models.model import Model
-from jzero.padding import pad
+from jzero.padding import pad, unpad
 from jzero.partition import Leaf
 from jzero.paths import flatten
 from jzero.precision import Scaling
@@ -113,12 +113,12 @@ def place_weight(leaf: Leaf, x: Any, want: jax.ShapeDtypeStruct) -> jax.Array:
 def _assemble(update: Update, scaling: Scaling, stored, variables, key) -> State:
     """The state from weights in their stored shapes, whatever their dtype."""
     layout = update.layout
-    masters = {p: stored[p].astype(layout.master_dtype(x)) for p, x in layout.trained.items()}
+    masters = {p: stored[p].astype(MASTER) for p in layout.trained}
 
     def parameter(leaf: Leaf):
         x = stored[leaf.path]
         if leaf.is_padded and not leaf.shard_parameter:
-            x = x[tuple(slice(n) for n in leaf.array.shape)]
+            x = unpad(leaf, x)
         want = layout.parameter(leaf)
         return x if x.dtype == want.dtype else x.astype(want.dtype)
 

@@ -230,7 +230,7 @@ class Region:
             body, (zeros, sums, variables), (jnp.arange(self.accumulation), split)
         )
         sums, weight = sums
-        # Before the reduction, which may be in fp16: a mean's gradient fits there, a sum's does not.
+        # Before the reduction, which may be in fp16: there a mean's gradient fits, a sum's may not.
         factor = jnp.where(weight == 0, 0.0, 1 / jnp.where(weight == 0, 1.0, weight))
         return {p: g * factor.astype(dtype) for p, g in grads.items()}, sums, variables
 
@@ -256,7 +256,7 @@ class Region:
             if leaf.shard_state:  # stage 1: once per step, whatever the accumulation
                 grad = scatter(recipe, grad)
             else:
-                grad = manually(recipe, lambda g: lax.psum(g, mesh.manual_shard_axes), grad)
+                return manually(recipe, lambda g: lax.psum(g, mesh.manual_data_axes), grad)
         if mesh.replica_axes:
             names = mesh.manual_names(mesh.replica_axes)
             grad = manually(recipe, lambda g: lax.psum(g, names), grad.astype(dtype))

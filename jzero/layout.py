@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jzero.mesh import ZeroMesh
 from jzero.partition import Leaf, is_float
 from jzero.recipe import Recipe
+
+MASTER = "float32"  # of master weights, and of what the optimizer sees
 
 
 @dataclass(frozen=True)
@@ -49,28 +52,23 @@ class Layout:
     opt_leaves: Any = None
     unused: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def trained(self) -> dict[str, Leaf]:
         return {path: leaf for path, leaf in self.leaves.items() if leaf.array.trained}
 
-    @property
+    @cached_property
     def differentiated(self) -> dict[str, Leaf]:
         """The parameters of which a gradient is taken and reduced."""
         return {path: leaf for path, leaf in self.trained.items() if path not in self.unused}
 
-    def master_dtype(self, leaf: Leaf) -> str:
-        """fp32, or fp64 where the model's own parameter is."""
-        return "float64" if leaf.array.dtype == "float64" else "float32"
-
     def compute_dtype(self, leaf: Leaf) -> str:
         if not is_float(leaf.array.dtype):
             return leaf.array.dtype
-        fp32 = self.policy.compute == "float32"
-        return self.master_dtype(leaf) if fp32 else self.policy.compute
+        return self.policy.compute
 
     def has_master(self, leaf: Leaf) -> bool:
         """Whether master weights exist beside the parameter: not in fp32, where they are one."""
-        return leaf.array.trained and self.compute_dtype(leaf) != self.master_dtype(leaf)
+        return leaf.array.trained and self.compute_dtype(leaf) != MASTER
 
     def has_parameter(self, leaf: Leaf) -> bool:
         """Whether a copy in the compute dtype exists between steps.
@@ -83,7 +81,7 @@ class Layout:
         return self._struct(leaf, self.compute_dtype(leaf), leaf.shard_parameter)
 
     def master(self, leaf: Leaf) -> jax.ShapeDtypeStruct:
-        return self._struct(leaf, self.master_dtype(leaf), leaf.shard_state)
+        return self._struct(leaf, MASTER, leaf.shard_state)
 
     def optimizer(self, leaf: Leaf) -> jax.ShapeDtypeStruct:
         return self._struct(leaf, leaf.array.dtype, leaf.shard_state)

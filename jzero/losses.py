@@ -63,7 +63,7 @@ def scalar(x) -> jax.Array:
     x = jnp.asarray(x)
     if x.shape:
         raise JzeroError(
-            f"loss_fn returned an array of shape {x.shape}; return a scalar (its mean over the "
-            f"rows), or jzero.Mean(total, weight)"
+            f"loss_fn returned an array of shape {x.shape} as a loss or in a Mean; return a scalar "
+            f"(its mean over the rows), or jzero.Mean(total, weight) of scalars"
         )
     return x.astype(jnp.float32)

@@ -84,9 +84,9 @@ class ZeroMesh:
             return jax.sharding.use_abstract_mesh(self.manual)
         return jax.set_mesh(self.manual)
 
-    def sharding(self, spec: PartitionSpec, memory_kind: str | None = None) -> NamedSharding:
+    def sharding(self, spec: PartitionSpec) -> NamedSharding:
         """Where an array with this spec, in the user's axis names, is stored."""
-        return NamedSharding(self.storage, spec, memory_kind=memory_kind)
+        return NamedSharding(self.storage, spec)
 
     @cached_property
     def _virtual(self) -> bool:

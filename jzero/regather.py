@@ -44,12 +44,12 @@ def regathering(loss: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapped(*args):
         with _scan_bodies_covered():
-            jaxpr = jax.make_jaxpr(loss)(*args)
-            uncovered, total = _gathered(jaxpr.jaxpr)
-            covered = loss
-            if 2 * uncovered > total:
-                covered = jax.checkpoint(loss, policy=keep_all_but_gathered)
-            return covered(*args)
+            jaxpr, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+        uncovered, total = _gathered(jaxpr.jaxpr)
+        run = core.jaxpr_as_fun(jaxpr)
+        if 2 * uncovered > total:
+            run = jax.checkpoint(run, policy=keep_all_but_gathered)
+        return jax.tree.unflatten(jax.tree.structure(shapes), run(*jax.tree.leaves(args)))
 
     return wrapped
 

@@ -45,6 +45,12 @@ def relayout(state: State | None, old: Layout, setup: Setup) -> State | None:
     if state is None:
         return None
     new, want = setup.layout, setup.abstract_state()
+    structures = [jax.tree.structure(x.opt_leaves, is_leaf=is_leaf) for x in (old, new)]
+    if structures[0] != structures[1]:
+        raise JzeroError(
+            "the optimizer keeps another state once the model's layer axes are known; tell them "
+            "beforehand with zero.init(..., layer_axes=...)"
+        )
 
     def move(before: Leaf, after: Leaf, x, target):
         if before == after:
@@ -54,7 +60,8 @@ def relayout(state: State | None, old: Layout, setup: Setup) -> State | None:
             x = unpad(before, x) if x.shape == before.stored_shape else x
             return pad(after, x) if target.shape == after.stored_shape else x
 
-        return jax.jit(one, out_shardings=target.sharding, donate_argnums=0)(x)
+        donated = (0,) if x.shape == target.shape else ()  # another shape cannot take the buffer
+        return jax.jit(one, out_shardings=target.sharding, donate_argnums=donated)(x)
 
     def each(arrays: dict[str, jax.Array], targets):
         return {p: move(old.leaves[p], new.leaves[p], x, targets[p]) for p, x in arrays.items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import jax
@@ -12,7 +13,7 @@ from jzero.birth import abstract_state
 from jzero.config import Batch, Config
 from jzero.errors import JzeroError
 from jzero.gradient import Region
-from jzero.layout import Layout, Policy
+from jzero.layout import MASTER, Layout, Policy
 from jzero.mesh import ZeroMesh
 from jzero.models import Model
 from jzero.optimizer_state import place_state
@@ -32,12 +33,9 @@ class Setup:
       config, mesh, batch: the configuration, the mesh, and how rows are split.
       model: the model's description.
       params, variables: pytrees of `jax.ShapeDtypeStruct`, with true shapes.
-      schedule: learning rate by applied steps, or None if unknown.
-      scaling: the loss scale's settings.
+      tx: the user's Optax transformation, or None for the configuration's.
       trained: path -> whether a gradient is taken.
       layer_axes: path -> axes that the model loops over.
-      layout: where every array of the state lives.
-      update: the optimizer on that layout.
     """
 
     config: Config
@@ -46,12 +44,83 @@ class Setup:
     model: Model
     params: Any
     variables: Any
-    schedule: Callable[[Any], Any] | None
-    scaling: Scaling
+    tx: optax.GradientTransformation | None
     trained: Mapping[str, bool]
     layer_axes: Mapping[str, tuple[int, ...]]
-    layout: Layout
-    update: Update
+
+    @cached_property
+    def _optimizer(self) -> tuple[optax.GradientTransformationExtraArgs, Any]:
+        """The transformation, and the learning rate by applied steps or None if unknown."""
+        tx, schedule = self.tx, None
+        if tx is None:
+            tx, schedule = configs.build_optimizer(
+                self.config, stacked=lambda path: bool(self.layer_axes.get(path))
+            )
+        return optax.with_extra_args_support(tx), schedule
+
+    @property
+    def schedule(self) -> Callable[[Any], Any] | None:
+        return self._optimizer[1]
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        scale = self.config.loss_scale
+        return Scaling() if scale is None else Scaling(**vars(scale))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where every array of the state lives."""
+        config, mesh = self.config, self.mesh
+        arrays = {
+            path: Array(
+                path,
+                tuple(x.shape),
+                str(x.dtype),
+                self.layer_axes.get(path, ()),
+                _other_axes(self.model.spec_names.get(path, ()), len(x.shape), mesh.other_axes),
+                self.trained[path],
+            )
+            for path, x in flatten(self.params).items()
+        }
+        leaves = place(
+            arrays,
+            config.stage,
+            mesh,
+            config.persistence_threshold,
+            config.model_persistence_threshold,
+        )
+        policy = Policy(config.compute_dtype, config.communication_dtype, config.accumulation_dtype)
+        tx, tree = self._optimizer[0], self._masters
+        used = uses_gradient(tx, tree, **self._extra)
+        return Layout(
+            mesh,
+            config.stage,
+            policy,
+            leaves,
+            place_state(tx, tree, leaves, mesh),
+            frozenset(path for path, used in used.items() if not used),
+        )
+
+    @cached_property
+    def update(self) -> Update:
+        """The optimizer on that layout."""
+        layout, (tx, _), tree = self.layout, self._optimizer, self._masters
+        as_stored = updates_as_stored(tx, tree, layout.leaves, layout.opt_leaves, **self._extra)
+        return Update(layout, tx, tree, as_stored)
+
+    @cached_property
+    def _masters(self) -> Any:
+        """What the optimizer sees: a pytree like the parameters, None where one is not trained."""
+        flat = flatten(self.params)
+        masters = {path: jax.ShapeDtypeStruct(x.shape, MASTER) for path, x in flat.items()}
+        return unflatten(
+            self.params, {path: masters[path] if self.trained[path] else None for path in flat}
+        )
+
+    @property
+    def _extra(self) -> dict[str, Any]:
+        """The extra arguments that the step gives an update."""
+        return {"value": jax.ShapeDtypeStruct((), MASTER), "grad": self._masters}
 
     def region(self, loss_fn: Callable[..., Any], accumulation: int) -> Region:
         keep = self.config.keep_gathered or self.config.stage < 3
@@ -63,29 +132,11 @@ class Setup:
 
     def with_layer_axes(self, found: Mapping[str, tuple[int, ...]]) -> "Setup":
         """The same, laid out with more known about the model."""
-        axes = {**self.layer_axes, **found}
-        layout, update = _lay_out(
-            self.config, self.mesh, self.model, self.params, self.update.tx, self.trained, axes
-        )
-        return replace(self, layer_axes=axes, layout=layout, update=update)
+        return replace(self, layer_axes={**self.layer_axes, **found})
 
     def at_stage(self, stage: int) -> "Setup":
-        """The same, laid out for another stage.
-
-        Raises:
-          ConfigError: no such stage, or a key that it does not go with.
-        """
-        config = configs.load(self.config, stage=stage)
-        layout, update = _lay_out(
-            config,
-            self.mesh,
-            self.model,
-            self.params,
-            self.update.tx,
-            self.trained,
-            self.layer_axes,
-        )
-        return replace(self, config=config, layout=layout, update=update)
+        """The same, laid out as another stage has it."""
+        return replace(self, config=configs.load(self.config, stage=stage))
 
 
 class Holder(Protocol):
@@ -110,18 +161,17 @@ def make_setup(
     """Lays a model and its optimizer out on a mesh.
 
     Raises:
-      JzeroError: a mask, a path or a leaf that does not fit; no optimizer.
+      JzeroError: a mask, a path or a leaf that does not fit; no optimizer, or something else.
     """
-    if model.weights is None:
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        params, variables = jax.eval_shape(model.build, key)
-    else:
-        params, variables = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.weights
+    if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise JzeroError(
+            f"tx is {tx!r}; give an Optax transformation such as optax.adamw(1e-3), or None for "
+            f"the optimizer that the configuration names"
         )
-    schedule = None
-    if tx is None:
-        tx, schedule = configs.build_optimizer(config)
+    if model.weights is None:
+        params, variables = jax.eval_shape(model.build, jax.eval_shape(lambda: jax.random.key(0)))
+    else:
+        params, variables = jax.eval_shape(lambda weights: weights, model.weights)
     trained = _trained(params, trainable)
     for path in layer_axes:
         if path not in trained:
@@ -131,66 +181,9 @@ def make_setup(
             )
     given = {p: (a,) if isinstance(a, int) else tuple(a) for p, a in layer_axes.items()}
     axes = {**model.layer_axes, **given}
-    layout, update = _lay_out(config, mesh, model, params, tx, trained, axes)
-    scale = config.loss_scale
-    return Setup(
-        config=config,
-        mesh=mesh,
-        batch=batch,
-        model=model,
-        params=params,
-        variables=variables,
-        schedule=schedule,
-        scaling=Scaling() if scale is None else Scaling(**vars(scale)),
-        trained=trained,
-        layer_axes=axes,
-        layout=layout,
-        update=update,
-    )
-
-
-def _lay_out(
-    config: Config,
-    mesh: ZeroMesh,
-    model: Model,
-    params: Any,
-    tx: optax.GradientTransformation,
-    trained: Mapping[str, bool],
-    layer_axes: Mapping[str, tuple[int, ...]],
-) -> tuple[Layout, Update]:
-    arrays = {
-        path: Array(
-            path,
-            tuple(x.shape),
-            str(x.dtype),
-            layer_axes.get(path, ()),
-            _other_axes(model.spec_names.get(path, ()), len(x.shape), mesh.other_axes),
-            trained[path],
-        )
-        for path, x in flatten(params).items()
-    }
-    leaves = place(
-        arrays,
-        config.stage,
-        mesh,
-        config.persistence_threshold,
-        config.model_persistence_threshold,
-    )
-    policy = Policy(config.compute_dtype, config.communication_dtype, config.accumulation_dtype)
-    layout = Layout(mesh, config.stage, policy, leaves)
-    masters = {
-        path: jax.ShapeDtypeStruct(leaf.array.shape, layout.master_dtype(leaf))
-        for path, leaf in layout.trained.items()
-    }
-    tree = unflatten(params, {path: masters.get(path) for path in leaves})
-    tx = optax.with_extra_args_support(tx)
-    extra = {"value": jax.ShapeDtypeStruct((), "float32"), "grad": tree}
-    state = place_state(tx, tree, leaves, mesh)
-    used = uses_gradient(tx, tree, **extra)
-    unused = frozenset(path for path, used in used.items() if not used)
-    layout = replace(layout, opt_leaves=state, unused=unused)
-    as_stored = updates_as_stored(tx, tree, leaves, state, **extra)
-    return layout, Update(layout, tx, tree, as_stored)
+    setup = Setup(config, mesh, batch, model, params, variables, tx, trained, axes)
+    _ = setup.update  # so that what does not fit is said now
+    return setup
 
 
 def _trained(params: Any, trainable: Any) -> dict[str, bool]:
@@ -209,8 +202,10 @@ def _trained(params: Any, trainable: Any) -> dict[str, bool]:
                 f"of booleans like the parameters, or a function of a leaf's path"
             )
     for path, x in flat.items():
-        if str(x.dtype).startswith("complex"):
-            raise JzeroError(f"{path} is {x.dtype}: complex parameters are not supported")
+        if str(x.dtype) == "float64" or str(x.dtype).startswith("complex"):
+            raise JzeroError(
+                f"{path} is {x.dtype}: weights are trained in float32; give it in float32"
+            )
     return {path: bool(chosen[path]) and is_float(str(x.dtype)) for path, x in flat.items()}
 
 

@@ -200,9 +200,9 @@ def _marked_backward(path: str, _, cotangent):
     # Nobody differentiates the recording but the loss itself; for real, its gradients would be
     # shards and zeros.
     raise JzeroError(
-        f"{path}: the loss takes a gradient with respect to this parameter itself; make the weights "
-        f"whole first and differentiate with respect to those: whole = jzero.gather(params), or for "
-        f"NNX jzero.gather(nnx.state(model)) merged into a model again"
+        f"{path}: the loss takes a gradient with respect to this parameter itself; make the "
+        f"weights whole first and differentiate with respect to those: whole = "
+        f"jzero.gather(params), or for NNX jzero.gather(nnx.state(model)) merged into a model again"
     )
 
 

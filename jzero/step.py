@@ -18,17 +18,19 @@ from jzero.update import Update
 
 
 class Health(NamedTuple):
-    """What the host looks at once a step is done (jzero.trainer.Watch); scalars.
+    """What the host looks at once a step is done (jzero.watch): one int32 array.
 
     Attributes:
-      step: int32, the step's number, from 1.
-      dead: bool, an overflow that the loss scale can no longer answer.
-      leaf: int32, index of the first parameter whose gradient is not finite, or -1.
+      step: the step's number, from 1.
+      skipped: 1 where gradients or loss were not finite.
+      dead: 1 for an overflow that the loss scale can no longer answer.
+      leaf: index of the first parameter whose gradient is not finite, or -1.
     """
 
-    step: jax.Array
-    dead: jax.Array
-    leaf: jax.Array
+    step: Any
+    skipped: Any
+    dead: Any
+    leaf: Any
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Step:
     def layout(self) -> Layout:
         return self.region.layout
 
-    def __call__(self, state: State, batch) -> tuple[State, dict[str, jax.Array], Health]:
-        """(state, global batch [rows, ...]) -> (state, metrics, health)."""
+    def __call__(self, state: State, batch) -> tuple[State, dict[str, jax.Array], jax.Array]:
+        """(state, global batch [rows, ...]) -> (state, metrics, `Health`)."""
         region, layout = self.region, self.layout
         values = {p: state.stored(p) for p in layout.leaves}
         scale = state.scale.scale
@@ -65,7 +67,9 @@ class Step:
         )
         with jax.named_scope("zero_norm"):
             factor = (layout.mesh.data_size if self.total else 1) / scale
-            grads = {p: g.astype(jnp.float32) * factor for p, g in out.grads.items()}
+            # In the model's order: jit hands dicts back sorted, and Health.leaf counts in this one.
+            paths = layout.differentiated
+            grads = {p: out.grads[p].astype(jnp.float32) * factor for p in paths}
             norm, squares = update.norm(grads)
             finite = jnp.isfinite(norm) & jnp.isfinite(out.loss)
             # As DeepSpeed: 1 / max((norm + 1e-6) / clip, 1).
@@ -106,16 +110,14 @@ class Step:
         rate = self._learning_rate(state)
         if rate is not None:
             metrics["lr"] = jnp.asarray(rate, jnp.float32)
+        bad = ~jnp.isfinite(squares)
         health = Health(
             after.step,
+            skipped,
             skipped & self.scaling.at_minimum(state.scale),
-            jnp.where(jnp.isfinite(squares).all(), -1, jnp.argmin(jnp.isfinite(squares))).astype(
-                jnp.int32
-            )
-            if squares.size
-            else jnp.int32(-1),
+            jnp.where(bad.any(), jnp.argmax(bad), -1) if squares.size else -1,
         )
-        return after, with_aux(metrics, out.aux), health
+        return after, with_aux(metrics, out.aux), jnp.stack([jnp.int32(x) for x in health])
 
     def _learning_rate(self, state: State):
         """The rate that this step uses: the configuration's, or an injected hyperparameter."""

@@ -7,6 +7,7 @@ import jax
 
 from jzero.batches import place_batch
 from jzero.errors import JzeroError
+from jzero.monitor import Monitor
 from jzero.paths import flatten
 from jzero.relayout import discover, relayout
 from jzero.setup import Holder
@@ -18,9 +19,10 @@ from jzero.watch import Watch
 class TrainStep:
     """step(state, batch) -> (state, metrics); see `Zero.train_step`."""
 
-    def __init__(self, holder: Holder, loss_fn: Callable[..., Any]):
+    def __init__(self, holder: Holder, loss_fn: Callable[..., Any], monitor: Monitor | None):
         self._holder = holder
         self._loss_fn = loss_fn
+        self._monitor = monitor
         self._jitted: Any = None
         self._setup: Any = None  # that the jitted step was made for
         self._rows: set[int] = set()
@@ -35,15 +37,32 @@ class TrainStep:
         """
         if self._watch is not None:
             self._watch.check()
+        check_usable(state)
         mesh = self._holder.setup.mesh
         batch = place_batch(mesh, batch)
         mesh.settle(state.step)
         with mesh.context():
             state, run = self._ready(state, batch)
             state, metrics, health = run(state, batch)
-        if self._watch is not None:
-            self._watch.add(health, metrics)
+        if self._watch is None:
+            setup = self._holder.setup
+            self._watch = Watch(
+                list(setup.layout.differentiated),
+                setup.scaling.minimum,
+                setup.config.steps_per_print,
+                self._monitor or Monitor(setup.config),
+            )
+        self._watch.add(health, max(self._rows), metrics)
         return state, metrics
+
+    def finish(self) -> None:
+        """Waits for the steps so far and reports them: for the end of a training loop.
+
+        Raises:
+          JzeroError: an overflow at the minimum loss scale in one of them.
+        """
+        if self._watch is not None:
+            self._watch.check(wait=True)
 
     def lower(self, batch: Any):
         """The step lowered for abstract arrays: `.compile()` it to read its memory and collectives.
@@ -89,9 +108,6 @@ class TrainStep:
         self._jitted = jax.jit(
             step.__call__, donate_argnums=0, out_shardings=(state_shardings, whole, whole)
         )
-        every = setup.config.steps_per_print
-        if setup.scaling.dynamic or every:
-            self._watch = Watch(list(setup.layout.differentiated), setup.scaling.minimum, every)
         self._setup = setup
         return state, self._jitted
 
@@ -116,6 +132,7 @@ class EvalStep:
         self._setup: Any = None  # that the jitted evaluation was made for
 
     def __call__(self, state: State, batch: Any) -> dict[str, Any]:
+        check_usable(state)
         setup = self._holder.setup
         batch = place_batch(setup.mesh, batch)
         if self._setup is not setup:
@@ -135,6 +152,24 @@ class EvalStep:
             return self._jitted(state, batch)
 
 
+def check_usable(state: Any) -> None:
+    """Whether this is a state, and still there.
+
+    Raises:
+      JzeroError: something else, or a state that was given to an earlier step.
+    """
+    if not isinstance(state, State):
+        raise JzeroError(
+            f"the first argument is a {type(state).__name__}, not a jzero.State: call step(state, "
+            f"batch)"
+        )
+    if isinstance(state.step, jax.Array) and state.step.is_deleted():
+        raise JzeroError(
+            "this state was given to an earlier step, which updated it in place; go on with the "
+            "state that step returned"
+        )
+
+
 def check_state(state: State, want: State) -> None:
     """Whether a state is laid out as the current setup says.
 
@@ -148,5 +183,5 @@ def check_state(state: State, want: State) -> None:
             raise JzeroError(
                 f"this state is not one of the model that zero.init laid out last: {path} is "
                 f"{'missing' if found is None else found.shape}, expected "
-                f"{'nothing' if needed is None else needed.shape}; use one jzero.Zero for each model"
+                f"{'nothing' if needed is None else needed.shape}; use one jzero.Zero per model"
             )

@@ -4,7 +4,10 @@ import logging
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from jzero.errors import JzeroError
+from jzero.monitor import Monitor
 from jzero.step import Health
 
 log = logging.getLogger("jzero")
@@ -23,42 +26,61 @@ class Watch:
       paths: the trained parameters, in the order of `Health.leaf`.
       minimum: the smallest loss scale.
       every: steps between two lines of progress (`steps_per_print`); None for none.
+      monitor: what writes the metrics.
     """
 
-    def __init__(self, paths: list[str], minimum: float, every: int | None):
+    def __init__(self, paths: list[str], minimum: float, every: int | None, monitor: Monitor):
         self._paths = paths
         self._minimum = minimum
         self._every = every
-        self._pending: deque[tuple[Any, dict[str, Any]]] = deque()
+        self._monitor = monitor
+        self._skipped = 0  # in a row
+        self._pending: deque[tuple[Any, int, dict[str, Any]]] = deque()
 
-    def add(self, health: Health, metrics: dict[str, Any]) -> None:
-        self._pending.append((health, metrics))
+    def add(self, health: Any, rows: int, metrics: dict[str, Any]) -> None:
+        """Takes a dispatched step's results.
 
-    def check(self) -> None:
-        """Looks at every step that has finished since.
+        Arguments:
+          health: a `Health` as one int32 array.
+          rows: of the global batch.
+          metrics: the step's metrics.
+        """
+        self._pending.append((health, rows, metrics))
+
+    def check(self, wait: bool = False) -> None:
+        """Looks at every step that has finished since; with `wait`, at every step.
 
         Raises:
           ScaleError: naming the step, the first leaf that is not finite, and what to try.
         """
-        while self._pending and all(x.is_ready() for x in self._pending[0][0]):
-            health, metrics = self._pending.popleft()
-            if bool(health.dead):
+        while self._pending and (wait or self._pending[0][0].is_ready()):
+            array, rows, metrics = self._pending.popleft()
+            health = Health(*np.asarray(array).tolist())
+            if health.dead:
                 raise ScaleError(self._message(health))
-            if self._every and int(health.step) % self._every == 0:
+            self._skipped = self._skipped + 1 if health.skipped else 0
+            if self._skipped & (self._skipped - 1) == 0 and self._skipped:
+                log.warning(
+                    "step %d skipped, %d in a row: %s",
+                    health.step,
+                    self._skipped,
+                    self._where(health),
+                )
+            if self._every and health.step % self._every == 0:
                 shown = ("loss", "lr", "grad_norm", "loss_scale")
                 values = " ".join(f"{k} {float(metrics[k]):.6g}" for k in shown if k in metrics)
-                log.info("step %d: %s", int(health.step), values)
+                log.info("step %d: %s", health.step, values)
+            self._monitor.write(health.step * rows, metrics)
+
+    def _where(self, health: Health) -> str:
+        if health.leaf < 0:
+            return "all gradients are finite but the loss is not"
+        return f"the first gradient that is not finite is that of {self._paths[health.leaf]}"
 
     def _message(self, health: Health) -> str:
-        index = int(health.leaf)
-        where = (
-            f"the first gradient that is not finite is that of {self._paths[index]}"
-            if index >= 0
-            else "all gradients are finite but the loss is not"
-        )
         return (
-            f"step {int(health.step)}: overflow at the minimum loss scale {self._minimum:g}; "
-            f"{where}. "
+            f"step {health.step}: overflow at the minimum loss scale {self._minimum:g}; "
+            f"{self._where(health)}. "
             f'Try bf16 ("bf16": {{"enabled": true}}), a smaller learning rate, or clipping; look '
             f"for a division by zero or a log of zero in the loss"
         )

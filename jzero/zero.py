@@ -78,9 +78,17 @@ class Zero:
         self._setup: Setup | None = None
         self._made_whole: dict[str, str] = {}  # by their initialisers, for explain()
         _set_logging(self.config)
-        if isinstance(mesh, AbstractMesh) or jax.process_index() == 0:
-            for notice in self.config.notices:
-                log.warning(notice)
+        if not isinstance(mesh, AbstractMesh) and jax.process_count() > 1:
+            log.addFilter(_in_first_process)
+        for line in self.config.notices:
+            log.warning(line)
+
+    @property
+    def rows_per_process(self) -> int | None:
+        """Rows of each batch that this process feeds; None where the configuration does not say."""
+        if self.batch.micro is None:
+            return None
+        return self.batch.micro * self.batch.accumulation * self.mesh.local_data_size
 
     @property
     def axis_name(self) -> tuple[str, ...]:
@@ -120,14 +128,14 @@ class Zero:
         setup = self.setup_for(
             model, tx, seed=seed, sample=sample, trainable=trainable, layer_axes=layer_axes
         )
-        if self.config.dump_state:
-            log.info("%s\n%s", json.dumps(self.config.resolved(), indent=2), self.explain())
         self._made_whole = {}
         if setup.model.weights is None:
             with self.mesh.context():
                 self._made_whole = whole_at_init(setup.model.build, setup.layout)
             if self._made_whole:
                 log.warning(notice(self._made_whole))
+        if self.config.dump_state:
+            log.info("%s\n%s", json.dumps(self.config.resolved(), indent=2), self.explain())
         make = born if setup.model.weights is None else placed
         with self.mesh.context():
             return make(setup.model, setup.update, setup.scaling, seed, setup.abstract_state())
@@ -164,7 +172,9 @@ class Zero:
     def setup(self, setup: Setup) -> None:
         self._setup = setup
 
-    def train_step(self, loss_fn: Callable[..., Any]) -> TrainStep:
+    def train_step(
+        self, loss_fn: Callable[..., Any], *, monitor: Monitor | None = None
+    ) -> TrainStep:
         """The jitted training step of a loss function.
 
         Arguments:
@@ -172,13 +182,16 @@ class Zero:
             and micro-batches; or `jzero.Mean(total, weight)`, the exact global mean; or (either,
             aux), aux a dict of scalars and Means that are averaged and reported too. `model` is
             the NNX module; a callable for Linen; a pytree, for `jzero.gather`, otherwise.
+          monitor: where the metrics go; by default what the configuration's `tensorboard` and
+            `csv_monitor` ask for, below the folder `runs`.
 
         Returns:
-          step(state, batch) -> (state, metrics). The state is donated. `batch` is a pytree of this
+          step(state, batch) -> (state, metrics); step.finish() waits for the last ones to be
+          reported. The state is donated. `batch` is a pytree of this
           process's rows. metrics: `loss`, `grad_norm` (before clipping), `grad_norm_clipped`,
           `loss_scale`, `skipped`, `lr` where known, and aux; global scalars.
         """
-        return TrainStep(self, loss_fn)
+        return TrainStep(self, loss_fn, monitor)
 
     def eval_step(self, fn: Callable[..., Any]) -> EvalStep:
         """A jitted evaluation, of a function like a loss function.
@@ -255,6 +268,10 @@ class Zero:
 @functools.cache
 def _unpadding(leaf: Leaf, sharding: NamedSharding):
     return jax.jit(lambda x: unpad(leaf, x), out_shardings=sharding)
+
+
+def _in_first_process(record: logging.LogRecord) -> bool:
+    return jax.process_index() == 0
 
 
 def _set_logging(config: configs.Config) -> None:

@@ -13,25 +13,21 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from jzero.monitor import Monitor
 
 LINES = 12  # of progress, over a run
 
 
 class Record:
-    """Metrics of finished steps: to `metrics.jsonl`, to monitors, and to the terminal.
+    """Metrics of finished steps: to `metrics.jsonl` and to the terminal.
 
     Arguments:
         folder: where `metrics.jsonl` goes.
-        monitor: of the configuration.
         steps: optimizer steps in the run.
         rows, context: rows in a global batch, and tokens in a row.
         first: this is process 0, which alone writes.
     """
 
-    def __init__(
-        self, folder: Path, monitor: Monitor, steps: int, rows: int, context: int, first: bool
-    ):
+    def __init__(self, folder: Path, steps: int, rows: int, context: int, first: bool):
         console = Console(stderr=True, quiet=not first, highlight=False)
         self.bar = bars.Progress(
             bars.TextColumn("step {task.completed}/{task.total}"),
@@ -42,10 +38,9 @@ class Record:
             transient=True,
             disable=not console.is_terminal or not first,
         )
-        self.steps, self.rows, self.tokens = steps, rows, rows * context
+        self.steps, self.tokens = steps, rows * context
         self.task = self.bar.add_task("train", total=steps, loss=math.nan, speed=0.0)
         self.file = (folder / "metrics.jsonl").open("w") if first else None
-        self.monitor = monitor
         self.number = 0
         self.loss: float | None = None
         self.compile_seconds = 0.0
@@ -57,7 +52,6 @@ class Record:
 
     def __exit__(self, *_) -> None:
         self.bar.stop()
-        self.monitor.close()
         if self.file is not None:
             self.file.close()
 
@@ -86,7 +80,6 @@ class Record:
         if self.file is not None:
             self.file.write(json.dumps(line, allow_nan=False) + "\n")
             self.file.flush()
-        self.monitor.write(self.number * self.rows, values)
         self.bar.update(self.task, advance=1, loss=loss, speed=speed)
         if self.number in (1, self.steps) or self.number % max(1, self.steps // LINES) == 0:
             took = (now - self.began) / self.number

@@ -213,13 +213,13 @@ def train(args: argparse.Namespace) -> None:
         f"Corpus: {len(corpus.train):,} tokens to train on, {len(corpus.held_out):,} held out\n"
     )
 
-    step = zero.train_step(loss_fn)
+    monitor = zero.monitor(args.out)
+    step = zero.train_step(loss_fn, monitor=monitor)
     if first:
         args.out.mkdir(parents=True, exist_ok=True)
         write_json(args.out / "config.json", config.resolved())
     began = time.perf_counter()
-    monitor = zero.monitor(args.out)
-    with Record(args.out, monitor, args.steps, batch.train, size.context, first) as record:
+    with Record(args.out, args.steps, batch.train, size.context, first) as record:
         in_flight: deque[dict[str, jax.Array]] = deque()
         try:
             for number in range(1, args.steps + 1):
@@ -232,6 +232,8 @@ def train(args: argparse.Namespace) -> None:
         finally:  # also where the loss scale has given up
             while in_flight:
                 record.add(in_flight.popleft())
+        step.finish()
+    monitor.close()
     seconds = time.perf_counter() - began
 
     nats = validate(zero, state, corpus, size)

@@ -29,7 +29,8 @@ def show(found: Result, target: Target, console: Console) -> None:
                 f"Stage {row.stage} needs more than the 75 % of the memory that JAX takes unless "
                 f"told: set XLA_CLIENT_MEM_FRACTION={row.mem_fraction:.2f}.",
             )
-    console.print(_collectives(found.rows))
+    if any(row.collectives for row in found.rows):
+        console.print(_collectives(found.rows))
     if found.xla_flags:
         _say(console, f"XLA options: {' '.join(found.xla_flags)}")
     if found.environment:

@@ -11,7 +11,8 @@ from jzero.config import check, keywords, retired, rules
 from jzero.config.batch import Batch
 from jzero.config.document import Document, Optimizer, Scheduler
 from jzero.config.draft import Draft, copy
-from jzero.config.sections import Monitor, Wandb
+from jzero.config.save import write_json
+from jzero.config.sections import Monitor
 from jzero.config.source import read
 from jzero.errors import ConfigError
 
@@ -147,11 +148,6 @@ class Config:
         return self._document.csv_monitor
 
     @property
-    def wandb(self) -> Wandb:
-        """Weights & Biases' section: enabled, group, team, project."""
-        return self._document.wandb
-
-    @property
     def log_level(self) -> str | None:
         """How much is logged."""
         return self._document.log_level
@@ -165,16 +161,6 @@ class Config:
     def drop_last(self) -> bool:
         """Whether a short last batch is dropped."""
         return self._document.dataloader_drop_last
-
-    @property
-    def sanity_checks(self) -> bool:
-        """Whether jzero's own checks are on."""
-        return self._document.zero_optimization.enable_sanity_checks
-
-    @property
-    def tag_validation(self) -> str:
-        """Whether processes must agree on a checkpoint's name: "Ignore", "Warn" or "Fail"."""
-        return self._document.checkpoint.tag_validation
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -205,6 +191,17 @@ class Config:
                 params["warmup_max_lr"] = lr
         return data
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `resolved()` to a JSON file, whole or not at all.
+
+        Arguments: the file's path; its folder is made if it is not there.
+
+        Raises: `JzeroError` if it cannot be written.
+
+            >>> load(stage=2).save("run/config.json")  # doctest: +SKIP
+        """
+        write_json(path, self.resolved())
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.resolved() == other.resolved()
 
@@ -226,7 +223,8 @@ def load(source: Source = None, **options: Any) -> Config:
     "bf16", "fp16"), `train_batch_size`, `micro_batch_size`, `accumulation`, `gradient_clipping`,
     `communication_dtype`, `accumulation_dtype`, `persistence_threshold`, `shard_size`,
     `keep_gathered`, `loss_scale` (0 is dynamic), `learning_rate`, `betas`, `eps`, `weight_decay`,
-    `total_num_steps`, `warmup_num_steps`; None counts as not given.
+    `total_num_steps`, `warmup_num_steps`; None counts as not given. The first eleven may
+    also be called as their keys are in a file: `gradient_accumulation_steps` is `accumulation`.
 
     Raises: `ConfigError` naming the key's full path, what was found, and what is allowed.
 

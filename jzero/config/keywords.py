@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from jzero.config import keys
+from jzero.config.document import Document
 from jzero.config.draft import MISSING, Draft
-from jzero.config.retired import ZERO
+from jzero.config.retired import ALIASES, ZERO
 from jzero.config.values import read_dtype
 from jzero.errors import ConfigError
 
@@ -27,6 +29,28 @@ PATHS = {
 OPTIMIZER = ("learning_rate", "betas", "eps", "weight_decay")
 SCHEDULER = ("total_num_steps", "warmup_num_steps")
 KEYWORDS = (*PATHS, "precision", *OPTIMIZER, *SCHEDULER)
+
+# The same by the keys' own names in a file: `gradient_accumulation_steps` is `accumulation`.
+KEY_PATHS = {
+    path.split(".")[-1]: target
+    for target in PATHS.values()
+    for path in (target, *(old for old, new in ALIASES.items() if new == target))
+}
+
+# What other libraries call these -> what to use.
+OTHER_NAMES = {
+    **dict.fromkeys(
+        ("dtype", "param_dtype", "mixed_precision", "bf16", "bfloat16"), 'precision="bf16"'
+    ),
+    **dict.fromkeys(("fp16", "float16"), 'precision="fp16" (or "bf16")'),
+    "lr": "learning_rate",
+    **dict.fromkeys(("max_grad_norm", "clip", "clip_grad", "grad_clip"), "gradient_clipping"),
+    **dict.fromkeys(("grad_accum", "accumulation_steps"), "accumulation"),
+    "reshard_after_forward": "keep_gathered (its opposite)",
+    "reduce_dtype": "communication_dtype",
+    "zero_stage": "stage",
+    "batch_size": "train_batch_size (of all devices) or micro_batch_size (of one)",
+}
 
 # Keys that may be "auto" -> the keyword that then has to say what they are.
 AUTO_KEYWORDS = {
@@ -74,6 +98,30 @@ def nearest(name: str, known: list[str] | tuple[str, ...], cutoff: float = 0.6) 
     return lower[found[0]] if found else None
 
 
+def _unknown(name: str) -> ConfigError:
+    """What to say of a keyword that does not exist."""
+    places = [path for path, _ in keys.walk(Document) if path.split(".")[-1] == name]
+    if name in OTHER_NAMES:
+        hint = f"use {OTHER_NAMES[name]}"
+    elif close := nearest(name, KEYWORDS):
+        hint = f"did you mean {close}?"
+    elif 0 < len(places) <= 3:
+        hint = f"it is a key of the configuration: {' or '.join(places)}"
+    else:
+        hint = f"known: {', '.join(KEYWORDS)}"
+    return ConfigError(f"{name}: unknown keyword; {hint}")
+
+
+def _once(given: dict[str, Any]) -> None:
+    """No key is given under two of its names."""
+    taken: dict[str, str] = {}
+    for name in given:
+        path = PATHS.get(name) or KEY_PATHS.get(name, name)
+        other = taken.setdefault(path, name)
+        if other != name:
+            raise ConfigError(f"{name}: given together with {other}, its other name; keep one")
+
+
 def _type(draft: Draft, section: str) -> str:
     value = draft.get(f"{section}.type")
     return value.strip().lower() if isinstance(value, str) else ""
@@ -81,7 +129,8 @@ def _type(draft: Draft, section: str) -> str:
 
 def _write(draft: Draft, path: str, keyword: str, value: Any) -> None:
     draft.set(path, value)
-    draft.spelled[path] = f"{keyword} (keyword, for {path})"
+    target = "" if keyword == path else f", for {path}"
+    draft.spelled[path] = f"{keyword} (keyword{target})"
 
 
 def _learning_rate(draft: Draft, value: Any) -> None:
@@ -111,14 +160,14 @@ def apply(draft: Draft, keywords: dict[str, Any]) -> None:
     value where there is no `optimizer` to take it.
     """
     for name in keywords:
-        if name not in KEYWORDS:
-            close = nearest(name, KEYWORDS)
-            hint = f"; did you mean {close}?" if close else f"; known: {', '.join(KEYWORDS)}"
-            raise ConfigError(f"{name}: unknown keyword{hint}")
+        if name not in KEYWORDS and name not in KEY_PATHS:
+            raise _unknown(name)
     given = {name: value for name, value in keywords.items() if value is not None}
+    _once(given)
     for name, value in given.items():
-        if name in PATHS:
-            _write(draft, PATHS[name], name, value)
+        path = PATHS.get(name) or KEY_PATHS.get(name)
+        if path is not None:
+            _write(draft, path, name, value)
         elif name == "precision":
             _precision(draft, value)
         elif name in OPTIMIZER:

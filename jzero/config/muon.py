@@ -9,16 +9,13 @@ import optax
 
 from jzero.config.optimizer_params import MuonParams
 from jzero.config.schedules import Schedule
+from jzero.paths import path_name
 
 # Names (any part of a leaf's path) that DeepSpeed leaves to Adam.
 ADAM_NAMES = ("embed", "lm_head")
-# Vectors by their last name: a stack of them over layers has two dimensions and is still no matrix.
+# Vectors by their last name, where it is not known what is stacked: a stack of vectors over layers
+# has two dimensions and is still no matrix.
 VECTOR_NAMES = ("bias", "scale")
-
-
-def leaf_name(path: Any) -> str:
-    """A leaf's path as "layers/attention/query/kernel"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def is_matrix(name: str, ndim: int, stacked: Callable[[str], bool] | None) -> bool:
@@ -85,7 +82,7 @@ def muon(
 
     def labels(tree: Any) -> Any:
         def label(path: Any, leaf: Any) -> str:
-            return "muon" if is_matrix(leaf_name(path), jnp.ndim(leaf), stacked) else "adam"
+            return "muon" if is_matrix(path_name(path), jnp.ndim(leaf), stacked) else "adam"
 
         return jax.tree_util.tree_map_with_path(label, tree)
 

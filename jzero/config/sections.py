@@ -21,6 +21,7 @@ from jzero.config.values import (
     read_number,
     whole,
 )
+from jzero.config.zero_section import NO_CHECKPOINTS
 
 TagValidation = Annotated[str, BeforeValidator(one_of("Ignore", "Warn", "Fail"))]
 LogLevel = Annotated[
@@ -106,7 +107,11 @@ class FlopsProfiler(Section):
 class Monitor(Section):
     """`tensorboard` and `csv_monitor`."""
 
-    enabled: Flag = works(False, "writes loss, learning rate and loss scale over global samples")
+    enabled: Flag = works(
+        False,
+        "loss, learning rate and loss scale over global samples, "
+        "written by the training step as results arrive",
+    )
     output_path: Text = works("", "where to; empty is the run's own folder")
     job_name: Text = works("DeepSpeedJobName", "the folder inside output_path")
 
@@ -115,9 +120,9 @@ class Wandb(Section):
     """`wandb`."""
 
     enabled: Flag = not_yet(False, "nothing is sent to Weights & Biases")
-    group: Text | None = works(None, "the group of runs")
-    team: Text | None = works(None, "the team")
-    project: Text = works("deepspeed", "the project")
+    group: Text | None = notice(None, "nothing is sent to Weights & Biases")
+    team: Text | None = notice(None, "nothing is sent to Weights & Biases")
+    project: Text = notice("deepspeed", "nothing is sent to Weights & Biases")
 
 
 class Comet(Section):
@@ -147,8 +152,8 @@ class CommsLogger(Section):
 class Throughput(Section):
     """`timers.throughput`."""
 
-    enabled: Flag = works(True, "reports throughput")
-    synchronized: Flag = works(True, "times whole steps, once their results are ready")
+    enabled: Flag = notice(True, "no throughput is reported", bites=bool)
+    synchronized: Flag = notice(True, "no throughput is reported")
 
 
 class Timers(Section):
@@ -160,38 +165,34 @@ class Timers(Section):
 class ParallelWrite(Section):
     """`checkpoint.parallel_write`."""
 
-    pipeline_stage: Flag = notice(False, "every process writes its own shards")
+    pipeline_stage: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
 
 
 class Writer(Section):
     """`checkpoint.writer`."""
 
     type: Annotated[str, BeforeValidator(one_of("MOCK", "PYTHON", "FAST"))] = notice(
-        "FAST", "checkpoints have one writer"
+        "FAST", NO_CHECKPOINTS
     )
-    io_buffer_size: Count = notice(64 * 1024 * 1024, "checkpoints have one writer")
-    io_buffer_double: Flag = notice(True, "checkpoints have one writer")
-    show_statistics: Flag = notice(False, "checkpoints have one writer")
+    io_buffer_size: Count = notice(64 * 1024 * 1024, NO_CHECKPOINTS)
+    io_buffer_double: Flag = notice(True, NO_CHECKPOINTS)
+    show_statistics: Flag = notice(False, NO_CHECKPOINTS)
     data_parallel: (
         Annotated[str, BeforeValidator(one_of("REPLICA", "SOCKET", "MACHINE"))] | None
-    ) = notice(None, "every process writes its own shards")
-    decoupled: Flag = notice(False, "saving in the background is an argument of the save")
-    io_multiplier: Count = notice(1, "checkpoints have one writer")
+    ) = notice(None, NO_CHECKPOINTS)
+    decoupled: Flag = notice(False, NO_CHECKPOINTS)
+    io_multiplier: Count = notice(1, NO_CHECKPOINTS)
 
 
 class Checkpoint(Section):
     """`checkpoint`."""
 
-    tag_validation: TagValidation = works(
-        "Warn", "whether processes must agree on a checkpoint's name"
-    )
-    load_universal: Flag = notice(False, "every checkpoint loads on any number of devices")
-    use_node_local_storage: Flag = refused(
-        False, "checkpoints go to storage that all processes share"
-    )
+    tag_validation: TagValidation = notice("Warn", NO_CHECKPOINTS, bites=lambda v: v != "Warn")
+    load_universal: Flag = not_yet(False, NO_CHECKPOINTS)
+    use_node_local_storage: Flag = not_yet(False, NO_CHECKPOINTS)
     parallel_write: ParallelWrite = section(ParallelWrite)
-    checkpoint_serialization: Flag = notice(True, "checkpoints have one format")
-    writer: Writer | None = notice(None, "checkpoints have one writer")
+    checkpoint_serialization: Flag = notice(True, NO_CHECKPOINTS, bites=lambda v: not v)
+    writer: Writer | None = notice(None, NO_CHECKPOINTS)
 
 
 class Aio(Section):

@@ -16,10 +16,9 @@ PERSISTENCE_THRESHOLD = 100_000
 
 _BUCKETS = "there are no buckets; XLA's combiner thresholds, in bytes, are the nearest relative"
 _PREFETCH = "XLA's scheduler fetches the next layer; a nonzero size does not change how far ahead"
-_LIVE = (
-    "gathered weights live for one layer and are never kept for backward unless keep_gathered=True"
-)
+_LIVE = "a layer's gathered weights are not kept for backward unless keep_gathered=True"
 _NVME = "it only matters to NVMe offload"
+NO_CHECKPOINTS = "there are no checkpoints yet"
 
 
 def _more_than_one(value: int) -> bool:
@@ -78,10 +77,8 @@ class ZeroOptimization(Section):
     overlap_comm: Flag | None = notice(
         None, "XLA schedules communication inside one program, so there is no race to avoid"
     )
-    load_from_fp32_weights: Flag = refused(
-        True, "master weights are always restored from their fp32 copy"
-    )
-    elastic_checkpoint: Flag = notice(False, "checkpoints load on any number of devices")
+    load_from_fp32_weights: Flag = not_yet(True, NO_CHECKPOINTS)
+    elastic_checkpoint: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
     offload_param: OffloadParam = section(OffloadParam)
     offload_optimizer: OffloadOptimizer = section(OffloadOptimizer)
     zenflow: dict | None = refused(None, "it changes the update rule")
@@ -99,9 +96,7 @@ class ZeroOptimization(Section):
     )
     stage3_max_live_parameters: Count = notice(1_000_000_000, _LIVE)
     stage3_max_reuse_distance: Count = notice(1_000_000_000, _LIVE)
-    stage3_gather_16bit_weights_on_model_save: Flag = key(
-        False, V.DIFF, "exports always hold whole arrays, whatever this says", bites=lambda v: not v
-    )
+    stage3_gather_16bit_weights_on_model_save: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
     stage3_module_granularity_threshold: Count = notice(0, "gathers follow the reads of the model")
     stage3_use_all_reduce_for_fetch_params: Flag = notice(False, "gathers are all-gathers")
     stage3_allgather_sequential: Flag = notice(False, "XLA schedules the gathers")
@@ -124,11 +119,13 @@ class ZeroOptimization(Section):
         -1, "shards repeat over groups of so many devices (MiCS, hybrid sharding); -1 is off"
     )
     mics_hierarchical_params_gather: Flag = notice(False, "XLA picks the route of a gather")
-    memory_efficient_linear: Flag = notice(True, "weights are gathered again in backward anyway")
-    pipeline_loading_checkpoint: Flag = notice(False, "each process reads only its own shards")
+    memory_efficient_linear: Flag = notice(True, _LIVE)
+    pipeline_loading_checkpoint: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
     override_module_apply: Flag = notice(True, "state is born sharded")
     log_trace_cache_warnings: Flag = notice(False, "there is no trace cache")
-    enable_sanity_checks: Flag = works(False, "switches on jzero's own checks")
+    enable_sanity_checks: Flag = notice(
+        False, "there are no further checks to switch on", bites=bool
+    )
     save_muon_momentum_buffer_in_memory: Flag = notice(False, _NVME)
     leaf_module: LeafModule = section(LeafModule)
-    compute_grad_norm: Flag = notice(True, "a norm that nobody uses is dead code to XLA")
+    compute_grad_norm: Flag = notice(True, "always computed: it decides whether a step is skipped")

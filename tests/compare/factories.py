@@ -88,7 +88,7 @@ def too_large() -> jzero.Workload:
 
 def _compile_says(message: str) -> jzero.Workload:
     # This runs in the worker. XLA:CPU itself refuses nothing.
-    def compile(self, compiler_options=None):
+    def compile(self, compiler_options=None, **others):
         raise RuntimeError(message)
 
     jax.stages.Lowered.compile = compile
