@@ -13,7 +13,6 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-
 LINES = 12  # of progress, over a run
 
 

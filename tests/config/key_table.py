@@ -1,6 +1,6 @@
 """The keys of a configuration and their verdicts as a table, from the schema itself.
 
-`python -m jzero.config.table docs/deepspeed.md` renews the tables in that file.
+`python tests/config/key_table.py docs/deepspeed.md` renews the tables in that file.
 """
 
 import json

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jzero.config import Config, LossScale, load
-from jzero.errors import ConfigError
+from jzero.errors import ConfigError, JzeroError
 
 ZERO = "zero_optimization"
 FULL = {
@@ -44,7 +44,7 @@ def test_defaults_of_a_file():
     assert config.shard_size is None and config.keep_gathered is False
     assert config.loss_scale is None
     assert config.optimizer is None and config.scheduler is None
-    assert (config.dump_state, config.drop_last, config.sanity_checks) == (False, False, False)
+    assert (config.dump_state, config.drop_last) == (False, False)
 
 
 def test_defaults_of_keywords():
@@ -89,6 +89,26 @@ def test_all_keywords():
     assert config.loss_scale == LossScale(128.0, False, 1000, 2, False, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "keyword", "value"),
+    [
+        ("train_micro_batch_size_per_gpu", "micro_batch_size", 2),
+        ("gradient_accumulation_steps", "accumulation", 4),
+        ("communication_data_type", "communication_dtype", "fp32"),
+        ("grad_accum_dtype", "accumulation_dtype", "bf16"),
+        ("stage3_param_persistence_threshold", "persistence_threshold", 7),
+        ("param_persistence_threshold", "persistence_threshold", 7),
+        ("mics_shard_size", "shard_size", 2),
+    ],
+)
+def test_keyword_by_the_name_of_its_key(name, keyword, value):
+    plain = {"stage": 3, "precision": "bf16"}
+    config = load(**plain, **{name: value})
+    assert config == load(**plain, **{keyword: value}) != load(**plain)
+    assert load(config, **{name: None, keyword: value}) == config
+    assert load(config, **{name: None}) is config
+
+
 def test_dynamic_loss_scale():
     fp16 = {"enabled": True, "initial_scale_power": 4, "hysteresis": 1, "min_loss_scale": 0.25}
     assert load({"fp16": fp16}).loss_scale == LossScale(16.0, True, 1000, 1, False, 0.25)
@@ -116,6 +136,24 @@ def test_keyword_without_a_use_is_said():
     [
         ({"stge": 1}, "stge: unknown keyword; did you mean stage?"),
         ({"qqq": None}, "qqq: unknown keyword; known: stage, "),
+        ({"dtype": "bf16"}, 'dtype: unknown keyword; use precision="bf16"'),
+        ({"bf16": True}, 'bf16: unknown keyword; use precision="bf16"'),
+        ({"fp16": True}, 'fp16: unknown keyword; use precision="fp16" (or "bf16")'),
+        ({"lr": 1e-3}, "lr: unknown keyword; use learning_rate"),
+        ({"reshard_after_forward": False}, "unknown keyword; use keep_gathered (its opposite)"),
+        ({"max_grad_norm": 1}, "max_grad_norm: unknown keyword; use gradient_clipping"),
+        ({"clip": 1}, "clip: unknown keyword; use gradient_clipping"),
+        ({"grad_accum": 4}, "grad_accum: unknown keyword; use accumulation"),
+        ({"dump_state": True}, "unknown keyword; it is a key of the configuration: dump_state"),
+        (
+            {"accumulation": 2, "gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps: given together with accumulation, its other name",
+        ),
+        (
+            {"mics_shard_size": "x"},
+            "mics_shard_size (keyword, for zero_optimization.mics_shard_size): found",
+        ),
+        ({"gradient_clipping": -1}, "gradient_clipping (keyword): found -1; allowed"),
         ({"stage": 9}, "stage (keyword, for zero_optimization.stage): found 9; allowed"),
         ({"stage": True}, "stage (keyword, for zero_optimization.stage): found true"),
         ({"precision": "int8"}, "precision: found 'int8'; allowed: "),
@@ -233,6 +271,24 @@ def test_resolved_configuration_is_json_and_loads_to_the_same(config):
                 again.resolve_batch(8, size)
         else:
             assert again.resolve_batch(8, size) == expected
+
+
+def test_saved_configuration_loads_to_the_same(tmp_path):
+    path = tmp_path / "run" / "config.json"
+    for config in (load(stage=1), load(FULL)):
+        config.save(path)
+        assert load(path) == config
+        assert [file.name for file in path.parent.iterdir()] == ["config.json"]
+        assert path.stat().st_mode & 0o600 == 0o600
+
+
+def test_configuration_that_cannot_be_saved_says_where(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path, tmp_path / "file" / "config.json"):
+        with pytest.raises(JzeroError, match="cannot be written: ") as error:
+            load().save(path)
+        assert str(error.value).startswith(str(path))
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_resolved_configuration_names_what_holds():

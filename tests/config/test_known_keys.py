@@ -3,8 +3,7 @@
 import pathlib
 
 import pytest
-
-from jzero.config.table import renew, verdicts
+from key_table import renew, verdicts
 
 HERE = pathlib.Path(__file__).parent
 LINES = (HERE / "deepspeed_keys.txt").read_text().splitlines()
@@ -20,4 +19,4 @@ def test_every_key_has_a_verdict(path):
 def test_documentation_is_what_the_schema_says():
     page = HERE.parents[1] / "docs" / "deepspeed.md"
     text = page.read_text(encoding="utf-8")
-    assert renew(text) == text, "run: python -m jzero.config.table docs/deepspeed.md"
+    assert renew(text) == text, "run: python tests/config/key_table.py docs/deepspeed.md"

@@ -37,6 +37,7 @@ REFUSED = {
     "wandb.enabled": True,
     "comet.enabled": True,
     "comms_logger.enabled": True,
+    "checkpoint.load_universal": True,
     "checkpoint.use_node_local_storage": True,
     "tensor_parallel.autotp_size": 2,
     "sequence_parallel_size": 2,
@@ -71,6 +72,7 @@ SILENT = (
     f"{ZERO}.offload_param.",
     f"{ZERO}.offload_optimizer.",
     "flops_profiler.",
+    "wandb.",
     "comet.",
     "comms_logger.",
 )
@@ -112,7 +114,9 @@ def test_key_without_effect_says_so_once(path):
     value = field.get_default(call_default_factory=True)
     if keys.section_of(field):
         value = {}
-    elif key.bites:
+    elif path == "checkpoint.tag_validation":
+        value = "Fail"
+    elif key.bites and not key.bites(value):
         value = not value
     on = {"enabled": True} if path.startswith("bf16") else {}
     on = {"type": "Adam"} if path.startswith("optimizer.") else on
@@ -147,7 +151,11 @@ def test_nothing_given_says_nothing():
         {"sequence_parallel_size": 1, "data_parallel_size": 1},
         {"tensor_parallel": {"autotp_size": 1}},
         {"wandb": {"enabled": False, "project": "p"}},
-        {ZERO: {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}},
+        {ZERO: {"stage": 3, "stage3_gather_16bit_weights_on_model_save": False}},
+        {ZERO: {"elastic_checkpoint": False, "load_from_fp32_weights": True}},
+        {ZERO: {"enable_sanity_checks": False, "pipeline_loading_checkpoint": False}},
+        {"checkpoint": {"tag_validation": "Warn", "load_universal": False}},
+        {"timers": {"throughput": {"enabled": False, "synchronized": True}}},
         {"bf16": {"enabled": True, "check_grad_overflow": True}},
     ],
 )
@@ -155,10 +163,19 @@ def test_switched_off_or_harmless_is_accepted_silently(config):
     assert load(config).notices == ()
 
 
-def test_export_flag_false_is_said():
-    notices = load({ZERO: {"stage3_gather_fp16_weights_on_model_save": False}}).notices
-    assert len(notices) == 1
-    assert notices[0].startswith(f"{ZERO}.stage3_gather_fp16_weights_on_model_save: no effect")
+def test_export_flag_is_said():
+    notices = load({ZERO: {"stage3_gather_fp16_weights_on_model_save": True}}).notices
+    name = f"{ZERO}.stage3_gather_fp16_weights_on_model_save"
+    assert notices == (f"{name}: no effect: there are no checkpoints yet",)
+
+
+def test_what_a_checkpoint_would_be_read_for_is_not_there_yet():
+    with pytest.raises(ConfigError) as error:
+        load({"checkpoint": {"load_universal": True}})
+    assert str(error.value) == (
+        "checkpoint.load_universal: found true; not supported yet: there are no checkpoints yet; "
+        "allowed: false"
+    )
 
 
 def test_prefetch_can_not_be_turned_off_yet():
