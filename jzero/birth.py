@@ -89,7 +89,7 @@ def _run(make, like: State, *args) -> State:
 
 
 def place_weight(leaf: Leaf, x: Any, want: jax.ShapeDtypeStruct) -> jax.Array:
-    """One weight as stored: no device and no copy on the host holds more than it must."""
+    """One weight as stored: each device gets no more than its own piece."""
     if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
         return jax.device_put(x, want.sharding)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -98,11 +98,13 @@ def place_weight(leaf: Leaf, x: Any, want: jax.ShapeDtypeStruct) -> jax.Array:
             out_shardings=want.sharding,
         )(x)
 
+    host = np.asarray(x)  # one leaf at a time; no device holds it whole
+
     def piece(index):
         inside = tuple(
-            slice(i.start or 0, min(i.stop or n, n)) for i, n in zip(index, x.shape, strict=True)
+            slice(i.start or 0, min(i.stop or n, n)) for i, n in zip(index, host.shape, strict=True)
         )
-        part = np.asarray(x[inside]).astype(want.dtype)
+        part = host[inside].astype(want.dtype)
         size = [(i.stop or n) - (i.start or 0) for i, n in zip(index, want.shape, strict=True)]
         widths = [(0, s - n) for s, n in zip(size, part.shape, strict=True)]
         return np.pad(part, widths) if leaf.is_padded else part

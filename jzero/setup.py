@@ -171,7 +171,11 @@ def make_setup(
     if model.weights is None:
         params, variables = jax.eval_shape(model.build, jax.eval_shape(lambda: jax.random.key(0)))
     else:
-        params, variables = jax.eval_shape(lambda weights: weights, model.weights)
+        # Without their shardings: the user's mesh is not the one that they are going to.
+        params, variables = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+            jax.eval_shape(lambda weights: weights, model.weights),
+        )
     trained = _trained(params, trainable)
     for path in layer_axes:
         if path not in trained:
