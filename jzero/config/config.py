@@ -223,8 +223,9 @@ def load(source: Source = None, **options: Any) -> Config:
     "bf16", "fp16"), `train_batch_size`, `micro_batch_size`, `accumulation`, `gradient_clipping`,
     `communication_dtype`, `accumulation_dtype`, `persistence_threshold`, `shard_size`,
     `keep_gathered`, `loss_scale` (0 is dynamic), `learning_rate`, `betas`, `eps`, `weight_decay`,
-    `total_num_steps`, `warmup_num_steps`; None counts as not given. The first eleven may
-    also be called as their keys are in a file: `gradient_accumulation_steps` is `accumulation`.
+    `total_num_steps`, `warmup_num_steps`; None counts as not given. All down to
+    `loss_scale` but `precision` may also go by their key's name in a file, so that
+    `gradient_accumulation_steps` is `accumulation`.
 
     Raises: `ConfigError` naming the key's full path, what was found, and what is allowed.
 

@@ -103,10 +103,10 @@ def _unknown(name: str) -> ConfigError:
     places = [path for path, _ in keys.walk(Document) if path.split(".")[-1] == name]
     if name in OTHER_NAMES:
         hint = f"use {OTHER_NAMES[name]}"
-    elif close := nearest(name, KEYWORDS):
-        hint = f"did you mean {close}?"
     elif 0 < len(places) <= 3:
         hint = f"it is a key of the configuration: {' or '.join(places)}"
+    elif close := nearest(name, KEYWORDS):
+        hint = f"did you mean {close}?"
     else:
         hint = f"known: {', '.join(KEYWORDS)}"
     return ConfigError(f"{name}: unknown keyword; {hint}")
@@ -156,8 +156,8 @@ def _precision(draft: Draft, value: Any) -> None:
 def apply(draft: Draft, keywords: dict[str, Any]) -> None:
     """Write keywords into a draft; a keyword that is None counts as not given.
 
-    Raises: `ConfigError` for an unknown keyword, naming the nearest one, and for an optimizer's
-    value where there is no `optimizer` to take it.
+    Raises: `ConfigError` for an unknown keyword, saying what to use instead; for a key given under
+    two names; and for an optimizer's value where there is no `optimizer` to take it.
     """
     for name in keywords:
         if name not in KEYWORDS and name not in KEY_PATHS:

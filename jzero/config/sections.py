@@ -153,7 +153,7 @@ class Throughput(Section):
     """`timers.throughput`."""
 
     enabled: Flag = notice(True, "no throughput is reported", bites=bool)
-    synchronized: Flag = works(True, "x")
+    synchronized: Flag = notice(True, "no throughput is reported")
 
 
 class Timers(Section):
