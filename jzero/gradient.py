@@ -98,8 +98,9 @@ class Region:
         """Traces the loss once for given parameters, to see how it reads them (jzero.probe)."""
 
         def local(batch):
-            bound = self.model.bind(params, variables, lambda key: key)
-            self.loss_fn(bound, batch, jax.random.key(0))
+            rng = jax.random.fold_in(jax.random.key(0), self._device_index())
+            bound = self.model.bind(params, variables, self._fold(rng))
+            self.loss_fn(bound, batch, rng)
             return ()
 
         self._check_rows(batch)

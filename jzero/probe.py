@@ -49,12 +49,22 @@ def reads(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, Read]:
         transposed or cut before it is read; or layers are taken from it along different axes.
     """
 
-    def trace(values, *args):
+    return reads_in(trace(use, params, *args), params)
+
+
+def trace(use: Callable[..., Any], params: Any, *args: Any) -> Any:
+    """The jaxpr of use(parameters, *args), each parameter a `Sharded`, with its reads marked."""
+
+    def marked(values, *args):
         probes = {path: _probe(path, x) for path, x in flatten(values).items()}
         with recording():
             use(unflatten(values, probes), *args)
 
-    jaxpr = jax.make_jaxpr(trace)(params, *args)
+    return jax.make_jaxpr(marked)(params, *args)
+
+
+def reads_in(jaxpr: Any, params: Any) -> dict[str, Read]:
+    """How each parameter is read in what `trace` returned: see `reads`."""
     shapes = {path: tuple(x.shape) for path, x in flatten(params).items()}
     facts = [frozenset([Raw(path, tuple(range(len(shape))))]) for path, shape in shapes.items()]
     rest = [NONE] * (len(jaxpr.in_avals) - len(facts))

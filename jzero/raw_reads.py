@@ -1,6 +1,6 @@
 """Follows raw parameters through a jaxpr to where they are read, and refuses any other use.
 
-A read of a traced model is marked in its jaxpr (`jzero.gather.marked_shape`). Before it, a raw
+A read of a traced model is marked in its jaxpr (`jzero.sharded.marked_shape`). Before it, a raw
 parameter may be handed around, and layers may be taken from a stack; no number may be computed
 from it.
 """
@@ -113,7 +113,7 @@ class RawReads(Flow):
             if raw.dims != want or shape != tuple(stored[d] for d in want):
                 change = f"read as {shape}" if shape != stored else "transposed before it is read"
                 raise JzeroError(
-                    f"{raw.path} of shape {stored} is {change}{_where(eqn)}: jzero knows layers "
+                    f"{raw.path} of shape {stored} is {change}{where(eqn)}: jzero knows layers "
                     f"taken from a stack, not cut, reshaped or transposed weights; read the whole "
                     f"leaf first with jzero.gather"
                 )
@@ -123,7 +123,7 @@ class RawReads(Flow):
     def _refuse(self, eqn: Any, raws: Facts) -> NoReturn:
         path = min(raw.path for raw in raws)
         raise JzeroError(
-            f"{path}: {eqn.primitive.name!r} uses the raw value of this parameter{_where(eqn)}, "
+            f"{path}: {eqn.primitive.name!r} uses the raw value of this parameter{where(eqn)}, "
             f"which is one device's shard. Read the parameter first: as "
             f"model.{path.replace('/', '.')}[...] in an NNX module, or through jzero.gather(...)"
         )
@@ -137,7 +137,7 @@ def _moved(name: str, params: dict[str, Any], raw: Raw) -> Raw:
     return raw
 
 
-def _where(eqn: Any) -> str:
+def where(eqn: Any) -> str:
     """The user's line, if the traceback tells: the innermost one outside of libraries."""
     frames = getattr(getattr(eqn.source_info, "traceback", None), "frames", ())
     for frame in frames:

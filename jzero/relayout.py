@@ -4,13 +4,14 @@ from typing import Any
 
 import jax
 
+from jzero.divergence import check_uniform
 from jzero.errors import JzeroError
 from jzero.gradient import Region
 from jzero.layout import Layout, is_leaf
 from jzero.models import removed_axes
 from jzero.padding import pad, unpad
-from jzero.partition import Leaf
-from jzero.probe import reads
+from jzero.partition import STAGES, Leaf
+from jzero.probe import reads_in, trace
 from jzero.setup import Setup
 from jzero.state import State
 
@@ -24,10 +25,14 @@ def discover(region: Region, variables: Any, batch: Any) -> dict[str, tuple[int,
       batch: a global batch, arrays or `jax.ShapeDtypeStruct`s.
 
     Raises:
-      JzeroError: a leaf is read in a shape that no taking away of axes explains.
+      JzeroError: a leaf is read in a shape that no taking away of axes explains, or only on some
+        devices.
     """
     layout, found = region.layout, {}
-    for path, read in reads(region.trace, region.params, variables, batch).items():
+    jaxpr = trace(region.trace, region.params, variables, batch)
+    if STAGES[layout.stage].gradients:
+        check_uniform(jaxpr, local_inputs=len(jax.tree.leaves(batch)))
+    for path, read in reads_in(jaxpr, region.params).items():
         leaf, shape = layout.leaves[path], read.shape
         axes = read.gone or removed_axes(leaf.array.shape, shape)
         if axes is None:

@@ -62,13 +62,17 @@ def preset(platform: str, layer_bytes: int) -> dict[str, Value]:
     if platform not in ("gpu", "cuda") or not layer_bytes:
         return {}
     combine = str(max(_COMBINE, math.ceil(layer_bytes * 1.05)))
-    return {
+    wanted: dict[str, Value] = {
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_enable_pipelined_all_gather": True,
         "xla_gpu_enable_pipelined_reduce_scatter": True,
         "xla_gpu_all_gather_combine_threshold_bytes": combine,
         "xla_gpu_reduce_scatter_combine_threshold_bytes": combine,
     }
+    if jax.__version_info__ >= (0, 11):
+        # Its estimates there end stage 2's reduce-scatter before any product has started.
+        wanted["xla_gpu_enable_analytical_sol_latency_estimator"] = False
+    return wanted
 
 
 def options(platform: str, layer_bytes: int) -> Options:

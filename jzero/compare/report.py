@@ -10,6 +10,11 @@ from jzero.compare.row import Result, Row
 from jzero.plan.rows import Unit, percent, size, unit_for
 from jzero.targets import Target
 
+_WIDE = 112
+"""Columns of a console from which the whole table fits."""
+
+_ONLY_WIDE = frozenset({"state", "temp", "memory", "GiB", "MiB", "KiB"})
+
 
 def show(found: Result, target: Target, console: Console) -> None:
     """Prints a comparison: memory and volume by stage, then every kind of collective.
@@ -19,7 +24,7 @@ def show(found: Result, target: Target, console: Console) -> None:
       target: the devices.
       console: where to.
     """
-    console.print(_stages(found, target))
+    console.print(_stages(found, target, wide=console.width >= _WIDE))
     for row in found.rows:
         if row.error is not None:
             _say(console, f"Stage {row.stage}: {row.error}.")
@@ -41,8 +46,9 @@ def show(found: Result, target: Target, console: Console) -> None:
         )
 
 
-def _stages(found: Result, target: Target) -> Table:
+def _stages(found: Result, target: Target, wide: bool) -> Table:
     unit = unit_for(max((row.peak_bytes or 0 for row in found.rows), default=0))
+    sent = unit_for(max((row.comm_bytes or 0 for row in found.rows), default=0))
     mesh = " x ".join(f"{name}={n}" for name, n in found.mesh.items())
     has = "" if target.memory_bytes is None else f", {size(target.memory_bytes)} each"
     table = Table(
@@ -54,18 +60,14 @@ def _stages(found: Result, target: Target) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    table.add_column("stage", justify="right")
-    for name in ("state", "args", "temp"):
-        table.add_column(f"{name}, {unit.name}", justify="right")
-    table.add_column(f"peak, {unit.name}", justify="right", style="bold")
-    table.add_column(f"peak, {unit.binary_name}", justify="right")
-    for name in ("memory", "fits"):
-        table.add_column(name, justify="right", no_wrap=True)
-    sent = unit_for(max((row.comm_bytes or 0 for row in found.rows), default=0))
-    for name in (f"sent, {sent.name}", "ratio", "hidden", "compile"):
-        table.add_column(name, justify="right")
-    for row in found.rows:
-        table.add_row(*_cells(row, found, target, unit, sent))
+    rows = [_cells(row, target, unit, sent) for row in found.rows]
+    for name in rows[0]:
+        if wide or name.split(",")[0] not in _ONLY_WIDE:
+            style = "bold" if name == f"peak, {unit.name}" else None
+            table.add_column(name, justify="right", no_wrap=True, style=style)
+    shown = [column.header for column in table.columns]
+    for row in rows:
+        table.add_row(*(row[str(name)] for name in shown))
     table.caption = (
         "A device's bytes; args: the program's arguments, temp: its temporaries. ratio: bytes sent "
         "over psi x 2 bytes x (N-1)/N; the ZeRO paper's are 2, 2, 2, 3. hidden: of the bytes sent "
@@ -76,23 +78,28 @@ def _stages(found: Result, target: Target) -> Table:
     return table
 
 
-def _cells(row: Row, found: Result, target: Target, unit: Unit, sent: Unit) -> list[str]:
+def _cells(row: Row, target: Target, unit: Unit, sent: Unit) -> dict[str, str]:
+    """Column -> cell."""
     state = None if row.state_bytes is None else sum(row.state_bytes.values())
     share = None
     if row.peak_bytes is not None and target.memory_bytes is not None:
         share = row.peak_bytes / target.memory_bytes
     ratio = row.comm_ratio_elements if target.kind == "cpu" else row.comm_ratio
-    return [
-        str(row.stage),
-        *(_amount(n, unit) for n in (state, row.argument_bytes, row.temp_bytes, row.peak_bytes)),
-        "" if row.peak_bytes is None else unit.binary(row.peak_bytes),
-        "" if share is None else percent(share),
-        {None: "", True: "yes", False: "no"}[row.fits],
-        _amount(row.comm_bytes, sent),
-        "" if ratio is None else f"{ratio:.3f}",
-        "" if row.overlapped_fraction is None else f"{row.overlapped_fraction:.1%}",
-        "" if row.compile_seconds is None else f"{row.compile_seconds:.1f} s",
-    ]
+    hidden, seconds = row.overlapped_fraction, row.compile_seconds
+    return {
+        "stage": str(row.stage),
+        f"state, {unit.name}": _amount(state, unit),
+        f"args, {unit.name}": _amount(row.argument_bytes, unit),
+        f"temp, {unit.name}": _amount(row.temp_bytes, unit),
+        f"peak, {unit.name}": _amount(row.peak_bytes, unit),
+        unit.binary_name: "" if row.peak_bytes is None else unit.binary(row.peak_bytes),
+        "memory": "" if share is None else percent(share),
+        "fits": {None: "", True: "yes", False: "no"}[row.fits],
+        f"sent, {sent.name}": _amount(row.comm_bytes, sent),
+        "ratio": "" if ratio is None else f"{ratio:.3f}",
+        "hidden": "" if hidden is None else f"{hidden:.1%}",
+        "compile": "" if seconds is None else f"{seconds:.1f} s",
+    }
 
 
 def _collectives(rows: Iterable[Row]) -> Table:

@@ -4,6 +4,7 @@ import os
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 import jzero
 
@@ -46,6 +47,54 @@ def batch(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 def small() -> jzero.Workload:
     return jzero.Workload(init, loss_fn, batch)
+
+
+def unrolled() -> jzero.Workload:
+    """Two layers without a scan."""
+
+    def init(key: jax.Array) -> list[jax.Array]:
+        return [0.02 * jax.random.normal(key, (WIDTH, WIDTH)) for _ in range(2)]
+
+    def loss_fn(params, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+        x = jax.nn.one_hot(batch["tokens"], WIDTH, dtype=jnp.bfloat16)
+        for weight in params:
+            x = jnp.tanh(x @ jzero.gather(weight))
+        return jnp.mean(jnp.square(x.astype(jnp.float32)))
+
+    return jzero.Workload(init, loss_fn, batch)
+
+
+class Tensor(nnx.Module):
+    """Scanned layers whose weights the model itself shards over `tensor`."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        def linear(rngs: nnx.Rngs, inputs: int, outputs: int, *names: str | None) -> nnx.Linear:
+            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), names)
+            return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, rngs=rngs)
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: None})
+        def layers(rngs: nnx.Rngs):
+            return linear(rngs, 16, 32, None, "tensor"), linear(rngs, 32, 16, "tensor", None)
+
+        self.up, self.down = layers(rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def layer(x, up, down):
+            return x + down(nnx.tanh(up(x)))
+
+        scan = nnx.scan(layer, in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
+        return scan(x, self.up, self.down)
+
+
+def tensor() -> jzero.Workload:
+    def loss_fn(model: Tensor, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.square(model(batch["x"])))
+
+    def batch(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {"x": jax.ShapeDtypeStruct((rows, 16), jnp.float32)}
+
+    return jzero.Workload(Tensor, loss_fn, batch)
 
 
 def talks() -> jzero.Workload:

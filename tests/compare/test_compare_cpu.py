@@ -75,6 +75,18 @@ def test_a_mesh_with_replicas_and_several_micro_batches(tmp_path: Path):
     assert [path.name for path in (tmp_path / "hlo").iterdir()] == ["stage2.hlo.txt"]
 
 
+def test_beside_a_tensor_axis_psi_is_a_tensor_shards(tmp_path: Path):
+    mesh = ("--mesh", "data=4,tensor=2", "--stages", "3", "--micro-batch", "5")
+    found = compare(tmp_path / "out.json", "tensor", "cpu:8", *mesh)
+    (row,) = found["rows"]
+    assert found["parameters"] == 3 * 2 * 16 * 32
+    assert row["comm_ratio_elements"] == pytest.approx(3, rel=0.01)
+    over = {tuple(each["axes"]) for each in row["collectives"]}
+    assert {("data",), ("tensor",)} <= over
+    sent = sum(each["bytes"] for each in row["collectives"] if "tensor" not in each["axes"])
+    assert row["comm_bytes"] == sent, "what moves over the tensor axis is the model's own"
+
+
 def test_the_workloads_own_configuration_and_json_alone(run: Run):
     code, out, err = run(
         "--model", f"{FACTORIES}:configured", "--target", "cpu:2", "--stages", "1", "--json", "-"
@@ -111,7 +123,7 @@ def test_a_program_that_is_refused_for_memory_is_a_row(run: Run, tmp_path: Path)
     "factory, code, message",
     [
         ("raises", 2, "raises() raised KeyError: 'vocabulary'"),
-        ("nobody", 2, "factories there: small, talks"),
+        ("nobody", 2, "factories there: small, unrolled, tensor"),
         ("cannot_trace", 2, "the workload cannot be traced: KeyError: 'nothing'"),
         ("cannot_compile", 1, "stage 0 does not compile: RuntimeError: INTERNAL: the compiler is"),
         ("dies", 1, "ended with exit code 7 and said: the last words"),

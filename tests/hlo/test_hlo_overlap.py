@@ -1,10 +1,13 @@
 """What is hidden behind products, in schedules written by hand: every figure can be added up."""
 
+from pathlib import Path
+
 import pytest
 from jax.sharding import AbstractMesh
 
 from jzero.hlo import overlapped_fraction
 
+TEXTS = Path(__file__).parent / "texts"
 MESH = AbstractMesh((8,), ("data",))
 GROUP = "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true"
 
@@ -82,6 +85,23 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {{
 {body}  ROOT %y = f32[8,8]{{1,0}} negate(%x)
 }}
 """
+
+
+@pytest.mark.parametrize(
+    "version, hidden, total",
+    [
+        # 8 layers of two weights of equal bytes, defaults. Forward, 8 times: one of two gathers has
+        # a product. Backward, 7 times (the 8th stands after the loop): one of two gathers, and
+        # both gradients' reduce-scatters.
+        ("0.10.2", 8 + 7 + 2 * 7, 8 * 2 + 7 * 4),
+        # Pipelined, a layer or two before and after the loops. Forward, 7 times: both gathers, in
+        # one. Backward, 6 times: both reduce-scatters, in one; its gathers are synchronous.
+        ("0.12.0", 7 * 2 + 6 * 2, 7 * 2 + 6 * 4),
+    ],
+)
+def test_layers_as_compiled(version: str, hidden: int, total: int):
+    text = (TEXTS / f"layers-h100-jax-{version}.txt").read_text()
+    assert overlapped_fraction(text, MESH) == hidden / total
 
 
 def test_bytes_count_and_not_collectives():
