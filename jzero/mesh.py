@@ -89,10 +89,11 @@ class ZeroMesh:
         return NamedSharding(self.storage, spec)
 
     @cached_property
-    def _virtual(self) -> bool:
+    def platform(self) -> str:
+        """Of the devices, as JAX names it; "" for a mesh without devices."""
         if isinstance(self.storage, AbstractMesh):
-            return False
-        return self.storage.size > 1 and self.storage.devices.flat[0].platform == "cpu"
+            return ""
+        return self.storage.devices.flat[0].platform
 
     def settle(self, array: Any) -> None:
         """On virtual CPU devices, waits for an array.
@@ -100,7 +101,7 @@ class ZeroMesh:
         Two programs in flight can each hold threads of XLA:CPU's pool that the other's collectives
         wait for, and hang.
         """
-        if self._virtual:
+        if self.platform == "cpu" and self.storage.size > 1:
             jax.block_until_ready(array)
 
     @cached_property

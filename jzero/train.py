@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jzero import xla_options
 from jzero.batches import place_batch
 from jzero.errors import JzeroError
 from jzero.monitor import Monitor
@@ -106,7 +107,13 @@ class TrainStep:
         state_shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state())
         whole = setup.mesh.whole
         self._jitted = jax.jit(
-            step.__call__, donate_argnums=0, out_shardings=(state_shardings, whole, whole)
+            step.__call__,
+            donate_argnums=0,
+            out_shardings=(state_shardings, whole, whole),
+            compiler_options=xla_options.compiler_options(
+                setup.mesh.platform, xla_options.layer_bytes(setup.layout)
+            )
+            or None,
         )
         self._setup = setup
         return state, self._jitted
