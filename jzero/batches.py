@@ -21,8 +21,10 @@ def place_batch(mesh: ZeroMesh, batch: Any) -> Any:
 
     def one(x):
         if isinstance(x, jax.Array):
-            if not x.is_fully_addressable or x.sharding.is_equivalent_to(mesh.batch, x.ndim):
+            if not x.is_fully_addressable or x.sharding == mesh.batch:
                 return x
+            if x.sharding.is_equivalent_to(mesh.batch, x.ndim):
+                return jax.device_put(x, mesh.batch)  # of another mesh: its axes' names go
         return jax.make_array_from_process_local_data(mesh.batch, np.asarray(x))
 
     _check_rows(mesh, batch)

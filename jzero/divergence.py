@@ -7,10 +7,13 @@ would meet, with wrong numbers on CPU and a hang on accelerators.
 
 from typing import Any
 
+import jax
 from jax.extend import core
 
 from jzero.errors import JzeroError
 from jzero.jaxpr_flow import NONE, Facts, Flow
+from jzero.partition import is_float, is_shardable
+from jzero.paths import flatten
 from jzero.raw_reads import where
 from jzero.sharded import marked_shape
 
@@ -19,22 +22,36 @@ _LOCAL: Facts = frozenset(["local"])
 _UNIFORM = frozenset("psum psum_invariant pmax pmin all_gather all_gather_invariant".split())
 
 
-def check_uniform(jaxpr: Any, local_inputs: int) -> None:
-    """Checks that every device takes the same branches around its reads.
+def check_uniform(jaxpr: Any, batch: Any, variables: Any, reads: bool) -> None:
+    """Checks that devices part ways nowhere where they must not.
 
     Arguments:
-      jaxpr: of a loss with marked reads: `jzero.probe.trace`.
-      local_inputs: how many of its last inputs, the batch's leaves, differ between devices.
+      jaxpr: of a loss with marked reads, `jzero.probe.trace`: its last inputs are the batch, its
+        outputs the model's other variables after the call.
+      batch, variables: those pytrees.
+      reads: whether reads are collectives, so that every device must take the same branches.
 
     Raises:
-      JzeroError: naming the branch or loop, the user's line, and what to do.
+      JzeroError: naming the branch or loop, the user's line, and what to do; or an integer variable
+        that would be another on every device.
     """
-    whole = len(jaxpr.in_avals) - local_inputs
-    _Divergence().closed(jaxpr, [NONE] * whole + [_LOCAL] * local_inputs)
+    local = len(jax.tree.leaves(batch))
+    facts = [NONE] * (len(jaxpr.in_avals) - local) + [_LOCAL] * local
+    after = _Divergence(reads).closed(jaxpr, facts)
+    for (path, x), fact in zip(flatten(variables).items(), after, strict=True):
+        if fact and not is_float(str(x.dtype)) and is_shardable(str(x.dtype)):
+            raise JzeroError(
+                f"{path}: this {x.dtype} variable of the model is computed from a device's own "
+                f"rows, so devices would disagree; keep it as a float, which is averaged over "
+                f"them, or sum it with lax.psum over zero.axis_name"
+            )
 
 
 class _Divergence(Flow):
     """Follows whether a value may differ between devices."""
+
+    def __init__(self, reads: bool):
+        self.reads = reads
 
     def value(self, eqn: Any, facts: list[Facts]) -> list[Facts]:
         name = eqn.primitive.name
@@ -45,6 +62,8 @@ class _Divergence(Flow):
 
     def step(self, eqn: Any, facts: list[Facts]) -> list[Facts]:
         outs = super().step(eqn, facts)
+        if not self.reads:
+            return outs
         name, params = eqn.primitive.name, eqn.params
         if name == "cond" and facts[0] and any(map(_reads, params["branches"])):
             _refuse(eqn, "a branch")

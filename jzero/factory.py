@@ -42,7 +42,7 @@ def load(reference: str) -> Workload:
         )
     try:
         workload = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JzeroError(f"{reference}: {name}() raised {one_line(error)}") from error
     if not isinstance(workload, Workload):
         raise JzeroError(

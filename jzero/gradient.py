@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jzero.errors import JzeroError
 from jzero.gather import manually, scatter
 from jzero.layout import Layout
-from jzero.losses import Mean, loss_parts, mean_value, scalar
+from jzero.losses import Mean, loss_parts, mean_value
 from jzero.models.model import Model
 from jzero.partition import Leaf, is_float
 from jzero.paths import flatten, unflatten
@@ -94,17 +94,21 @@ class Region:
             values, variables, batch, rng
         )
 
-    def trace(self, params, variables, batch) -> None:
-        """Traces the loss once for given parameters, to see how it reads them (jzero.probe)."""
+    def trace(self, params, variables, batch) -> Any:
+        """Traces the loss once for given parameters, to see how it reads them (jzero.probe).
+
+        Returns the model's other variables after it.
+        """
 
         def local(batch):
             rng = jax.random.fold_in(jax.random.key(0), self._device_index())
             bound = self.model.bind(params, variables, self._fold(rng))
-            self.loss_fn(bound, batch, rng)
-            return ()
+            loss_parts(self.loss_fn(bound, batch, rng))
+            return self.model.collect(bound, variables)
 
         self._check_rows(batch)
-        self._manual(local, PartitionSpec(self.layout.mesh.manual_data_axes), ())(batch)
+        rows = PartitionSpec(self.layout.mesh.manual_data_axes)
+        return self._manual(local, rows, PartitionSpec())(batch)
 
     def _manual(self, f, in_specs, out_specs):
         mesh = self.layout.mesh
@@ -268,7 +272,9 @@ class Region:
         axes, size = self.layout.mesh.manual_data_axes, self.layout.mesh.data_size
         if weight is None:
             return Mean(lax.psum(jnp.asarray(total, jnp.float32), axes), jnp.float32(size))
-        return Mean(*lax.psum(jnp.stack([scalar(total), scalar(weight)]), axes))
+        return Mean(
+            *lax.psum(jnp.stack([jnp.asarray(x, jnp.float32) for x in (total, weight)]), axes)
+        )
 
     def _global_means(self, aux):
         """Every value of a loss's aux, a Mean or not, as a global Mean."""

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jzero.errors import JzeroError
@@ -15,7 +16,8 @@ class Mean(NamedTuple):
     Attributes:
       total: scalar, the sum of weight x value over this device's rows, in nats for a language
         model.
-      weight: scalar, the sum of the weights: tokens that count. 0 where all are masked.
+      weight: scalar, the sum of the weights: tokens that count. 0 where all are masked. It is taken
+        as a constant: no gradient goes through it.
 
     The global mean is sum(total) / sum(weight) over devices and micro-batches, not a mean of means:
     a device or a micro-batch without any weight contributes nothing.
@@ -49,21 +51,35 @@ def loss_parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
         if len(out) != 2:
             raise JzeroError(f"loss_fn returned {len(out)} values; return a loss, or (loss, aux)")
         loss, aux = out
-    if isinstance(loss, Mean):
-        return scalar(loss.total), lax.stop_gradient(scalar(loss.weight)), aux
-    return scalar(loss), None, aux
+        if not isinstance(aux, dict):
+            raise JzeroError(
+                f"loss_fn returned a {type(aux).__name__} beside the loss; return a dict of metrics "
+                f"there, or jzero.Mean(total, weight) for a weighted mean"
+            )
+    total, weight = loss if isinstance(loss, Mean) else (loss, None)
+    total = scalar(total)
+    if not jnp.issubdtype(total.dtype, jnp.floating):
+        raise JzeroError(f"loss_fn returned a loss of dtype {total.dtype}; return a real one")
+    if weight is not None:
+        weight = lax.stop_gradient(jnp.asarray(weight, jnp.float32))
+    return total.astype(jnp.float32), weight, aux
 
 
 def scalar(x) -> jax.Array:
-    """A loss or a weight in float32.
+    """A loss or a total as a scalar array.
 
     Raises:
       JzeroError: it is not a scalar.
     """
+    if not isinstance(x, jax.Array | np.ndarray | np.generic):
+        raise JzeroError(
+            f"loss_fn returned the {type(x).__name__} {x!r:.60} as a loss or in a Mean; return a "
+            f"scalar array that is computed from the model, or jzero.Mean(total, weight)"
+        )
     x = jnp.asarray(x)
     if x.shape:
         raise JzeroError(
             f"loss_fn returned an array of shape {x.shape} as a loss or in a Mean; return a scalar "
             f"(its mean over the rows), or jzero.Mean(total, weight) of scalars"
         )
-    return x.astype(jnp.float32)
+    return x

@@ -58,7 +58,7 @@ def trace(use: Callable[..., Any], params: Any, *args: Any) -> Any:
     def marked(values, *args):
         probes = {path: _probe(path, x) for path, x in flatten(values).items()}
         with recording():
-            use(unflatten(values, probes), *args)
+            return use(unflatten(values, probes), *args)
 
     return jax.make_jaxpr(marked)(params, *args)
 

@@ -30,8 +30,7 @@ def discover(region: Region, variables: Any, batch: Any) -> dict[str, tuple[int,
     """
     layout, found = region.layout, {}
     jaxpr = trace(region.trace, region.params, variables, batch)
-    if STAGES[layout.stage].gradients:
-        check_uniform(jaxpr, local_inputs=len(jax.tree.leaves(batch)))
+    check_uniform(jaxpr, batch, variables, reads=STAGES[layout.stage].gradients)
     for path, read in reads_in(jaxpr, region.params).items():
         leaf, shape = layout.leaves[path], read.shape
         axes = read.gone or removed_axes(leaf.array.shape, shape)

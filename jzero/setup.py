@@ -1,11 +1,13 @@
 """A model, an optimizer and a configuration on a mesh: all that is known without arrays."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 import optax
 
 from jzero import config as configs
@@ -56,7 +58,7 @@ class Setup:
             tx, schedule = configs.build_optimizer(
                 self.config, stacked=lambda path: bool(self.layer_axes.get(path))
             )
-        return optax.with_extra_args_support(tx), schedule
+        return _with_extra_args(tx), schedule
 
     @property
     def schedule(self) -> Callable[[Any], Any] | None:
@@ -177,17 +179,37 @@ def make_setup(
             jax.eval_shape(lambda weights: weights, model.weights),
         )
     trained = _trained(params, trainable)
-    for path in layer_axes:
+    given = {p: (a,) if isinstance(a, int) else tuple(a) for p, a in layer_axes.items()}
+    for path, taken in given.items():
+        if path in trained and not all(0 <= a < len(flatten(params)[path].shape) for a in taken):
+            raise JzeroError(
+                f"layer_axes[{path!r}] is {taken}, but its shape is {flatten(params)[path].shape}; "
+                f"give axes from 0"
+            )
         if path not in trained:
             raise JzeroError(
                 f"layer_axes names {path!r}, which is not a parameter; there are "
                 f"{', '.join(list(trained)[:5])}, ..."
             )
-    given = {p: (a,) if isinstance(a, int) else tuple(a) for p, a in layer_axes.items()}
     axes = {**model.layer_axes, **given}
     setup = Setup(config, mesh, batch, model, params, variables, tx, trained, axes)
     _ = setup.update  # so that what does not fit is said now
     return setup
+
+
+def _with_extra_args(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """The transformation, given no extra argument that it does not take."""
+    tx = optax.with_extra_args_support(tx)
+    known = inspect.signature(tx.update).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in known):
+        return tx
+    names = {p.name for p in known}
+
+    def update(updates, state, params=None, **extra):
+        taken = {name: x for name, x in extra.items() if name in names}
+        return tx.update(updates, state, params, **taken)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def _trained(params: Any, trainable: Any) -> dict[str, bool]:
@@ -206,6 +228,8 @@ def _trained(params: Any, trainable: Any) -> dict[str, bool]:
                 f"of booleans like the parameters, or a function of a leaf's path"
             )
     for path, x in flat.items():
+        if not isinstance(chosen[path], bool | np.bool_):
+            raise JzeroError(f"trainable: {path} is {chosen[path]!r}; give True or False")
         if str(x.dtype) == "float64" or str(x.dtype).startswith("complex"):
             raise JzeroError(
                 f"{path} is {x.dtype}: weights are trained in float32; give it in float32"

@@ -128,8 +128,6 @@ class Step:
 
 
 def with_aux(metrics: dict[str, jax.Array], aux) -> dict[str, Any]:
-    if not isinstance(aux, dict):
-        return {**metrics, "aux": aux}
     clash = metrics.keys() & aux.keys()
     if clash:
         raise JzeroError(

@@ -16,6 +16,7 @@ from jzero.batches import batches, place_batch
 from jzero.birth import born, placed
 from jzero.errors import JzeroError
 from jzero.explain import Explanation, explain
+from jzero.layout import is_leaf
 from jzero.mesh import make_zero_mesh
 from jzero.models import describe
 from jzero.monitor import Monitor
@@ -25,7 +26,7 @@ from jzero.paths import unflatten
 from jzero.setup import Setup, make_setup
 from jzero.sharded import Sharded
 from jzero.state import State
-from jzero.train import EvalStep, TrainStep
+from jzero.train import EvalStep, TrainStep, check_usable
 from jzero.whole_init import notice, whole_at_init
 
 log = logging.getLogger("jzero")
@@ -246,16 +247,26 @@ class Zero:
         donated to the next step: copy what you keep.
         """
 
-        layout = self.setup.layout
+        check_usable(state)
+        leaves = self.setup.layout.leaves
+        flat = {path: self._true(leaf, state.weight(path)) for path, leaf in leaves.items()}
+        return unflatten(self.setup.params, flat)
 
-        def one(path: str):
-            leaf, x = layout.leaves[path], state.weight(path)
-            if x.shape == leaf.array.shape:
-                return x
-            sharding = self.mesh.sharding(leaf.spec(self.mesh.shard_axes, sharded=False))
-            return _unpadding(leaf, sharding)(x)
+    def opt_state(self, state: State) -> Any:
+        """The Optax state with true shapes, as `params` gives the weights."""
+        check_usable(state)
+        leaves = self.setup.layout.opt_leaves
+        return jax.tree.map(self._true, leaves, state.opt_state, is_leaf=is_leaf)
 
-        return unflatten(self.setup.params, {path: one(path) for path in layout.leaves})
+    def _true(self, leaf: Leaf, x: jax.Array) -> jax.Array:
+        """A stored array without padding: whole then, since nothing divides it."""
+        if x.shape == leaf.array.shape:
+            return x
+        sharding = self.mesh.sharding(leaf.spec(self.mesh.shard_axes, sharded=False))
+        with self.mesh.context():
+            whole = _unpadding(leaf, sharding)(x)
+        self.mesh.settle(whole)
+        return whole
 
     def explain(self) -> Explanation:
         """The table of leaves: shape, spec, bytes per device, and the reason for each."""

@@ -13,6 +13,7 @@ from jzero.errors import JzeroError
 from jzero.models import linen, plain
 from jzero.models import nnx as nnx_models
 from jzero.models.model import Model
+from jzero.state import State
 
 
 def describe(model: Any, seed: int, sample: Any = None) -> Model:
@@ -32,6 +33,8 @@ def describe(model: Any, seed: int, sample: Any = None) -> Model:
         return nnx_models.from_instance(model)
     if isinstance(model, nn.Module):
         return linen.from_module(model, sample)
+    if isinstance(model, State):
+        raise JzeroError("init is a jzero.State; to start from its weights give zero.params(state)")
     if isinstance(model, TrainState):
         return linen.from_train_state(model)
     if callable(model):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from flax.core import spmd
 
@@ -55,7 +56,7 @@ def _model(module: nnx.Module, build, weights) -> Model:
     others = list(nnx.to_flat_state(rest))
     layers, names = {}, {}
     for path, var in variables:
-        shape = var.get_raw_value().shape
+        shape = jnp.shape(var.get_raw_value())
         created = var.get_metadata(_CREATED, shape)
         gone = removed_axes(shape, created)
         if gone:
@@ -73,13 +74,15 @@ def _model(module: nnx.Module, build, weights) -> Model:
             bound.append((path, var))
         for path, var in others:
             value = _lookup(rest_tree, path)
-            bound.append((path, var.replace(fold(value) if _is_key(var) else value)))
+            if isinstance(var, nnx.Variable):
+                value = var.replace(fold(value) if _is_key(var) else value)
+            bound.append((path, value))  # a module may also hold plain arrays: tables, masks
         return nnx.merge(graph, nnx.from_flat_state(bound))
 
     def collect(model, before):
         now = dict(nnx.to_flat_state(nnx.state(model)))
         kept = [
-            (path, _lookup(before, path) if _is_key(var) else now[path].get_raw_value())
+            (path, _lookup(before, path) if _is_key(var) else _raw(now[path]))
             for path, var in others
         ]
         return nnx.to_pure_dict(nnx.from_flat_state(kept))
@@ -88,7 +91,12 @@ def _model(module: nnx.Module, build, weights) -> Model:
 
 
 def _on_get_value(variable, value):
-    return read(value) if is_sharded(value) else value
+    # Flax prints a module by mapping its arrays to descriptions: those are not read.
+    return read(value) if is_sharded(value) and isinstance(value.value, jax.Array) else value
+
+
+def _raw(x):
+    return x.get_raw_value() if isinstance(x, nnx.Variable) else x
 
 
 def _is_key(variable) -> bool:

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jzero.models.model import Model
 
 
 def from_function(init: Callable[[jax.Array], Any]) -> Model:
     """A model whose parameters `init(key)` makes; the loss gathers them with `jzero.gather`."""
-    return _model(lambda key: (init(key), {}), None)
+    return _model(lambda key: (jax.tree.map(jnp.asarray, init(key)), {}), None)
 
 
 def from_pytree(params: Any) -> Model:

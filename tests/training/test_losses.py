@@ -146,7 +146,7 @@ def test_a_vector_loss_is_refused():
     refuse(
         lambda p, b, rng: row_losses(p, b),
         make_batch(),
-        r"shape \(4,\); return a scalar .* or jzero.Mean\(total, weight\)",
+        r"shape \(4,\) as a loss .*; return a scalar .* or jzero.Mean\(total, weight\)",
     )
 
 
