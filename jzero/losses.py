@@ -53,8 +53,8 @@ def loss_parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
         loss, aux = out
         if not isinstance(aux, dict):
             raise JzeroError(
-                f"loss_fn returned a {type(aux).__name__} beside the loss; return a dict of metrics "
-                f"there, or jzero.Mean(total, weight) for a weighted mean"
+                f"loss_fn returned a {type(aux).__name__} beside the loss; return a dict of "
+                f"metrics there, or jzero.Mean(total, weight) for a weighted mean"
             )
     total, weight = loss if isinstance(loss, Mean) else (loss, None)
     total = scalar(total)

@@ -26,7 +26,7 @@ def from_constructor(make: Callable[..., nnx.Module], seed: int) -> Model:
 
     def construct(key):
         with nnx.use_eager_sharding(False):  # jzero places the state, not the model
-            return make(rngs=nnx.Rngs(key))
+            return _arrays_as_data(make(rngs=nnx.Rngs(key)))
 
     with _creation_shapes():
         abstract = nnx.eval_shape(lambda: construct(jax.random.key(seed)))
@@ -88,6 +88,19 @@ def _model(module: nnx.Module, build, weights) -> Model:
         return nnx.to_pure_dict(nnx.from_flat_state(kept))
 
     return Model(build, bind, collect, layers, names, weights)
+
+
+def _arrays_as_data(module):
+    """A module whose plain arrays, such as tables and masks, are part of its state.
+
+    Made under a trace, NNX takes them for static attributes, and the trace would leak.
+    """
+    if isinstance(module, nnx.Module):
+        for _, node in nnx.iter_graph(module):
+            for name, value in list(vars(node).items()) if isinstance(node, nnx.Module) else ():
+                if isinstance(value, jax.core.Tracer):
+                    setattr(node, name, nnx.data(value))
+    return module
 
 
 def _on_get_value(variable, value):
