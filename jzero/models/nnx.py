@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.core import spmd
+from jax.core import Tracer
 
 from jzero.errors import JzeroError
 from jzero.models.model import Model, removed_axes
@@ -98,7 +99,7 @@ def _arrays_as_data(module):
     if isinstance(module, nnx.Module):
         for _, node in nnx.iter_graph(module):
             for name, value in list(vars(node).items()) if isinstance(node, nnx.Module) else ():
-                if isinstance(value, jax.core.Tracer):
+                if isinstance(value, Tracer):
                     setattr(node, name, nnx.data(value))
     return module
 
