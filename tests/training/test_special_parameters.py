@@ -153,18 +153,22 @@ def test_an_unused_parameter_has_zero_gradient_and_still_decays(stage):
 def test_a_parameter_that_only_some_micro_batches_use():
     init = {"a": np.ones((8, 4), np.float32), "b": np.ones((8, 4), np.float32)}
 
-    def loss_fn(params, batch, rng):
-        def use(name):
-            return lambda x: jnp.sum(x @ jzero.gather(params[name]))
+    def choosing(zero):
+        def loss_fn(params, batch, rng):
+            def use(name):
+                return lambda x: jnp.sum(x @ jzero.gather(params[name]))
 
-        # The flag is the same on all devices, so their collectives stay in step.
-        return jax.lax.cond(batch["flag"][0] > 0, use("a"), use("b"), batch["x"])
+            # One choice for all devices, so that their collectives stay in step.
+            flag = jax.lax.pmax(batch["flag"][0], zero.axis_name)
+            return jax.lax.cond(flag > 0, use("a"), use("b"), batch["x"])
+
+        return loss_fn
 
     flag = np.tile(np.array([1.0, 0.0], np.float32), 8)
     batch = {"x": np.ones((16, 8), np.float32), "flag": flag}
     for stage in (1, 3):
         zero = jzero.Zero(stage=stage, accumulation=2)
-        found, _, _ = step_once(zero, init, optax.sgd(1.0), loss_fn, batch)
+        found, _, _ = step_once(zero, init, optax.sgd(1.0), choosing(zero), batch)
         assert_close(found, {k: np.full((8, 4), 0.5) for k in init})
 
 
