@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import optax
+from flax.training.train_state import TrainState
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jzero import config as configs
@@ -112,7 +113,8 @@ class Zero:
           model: a constructor with a parameter `rngs` (NNX); a Linen module with `sample`; a
             function of a key that returns a pytree; or weights that are there already: an
             `nnx.Module`, a Linen `TrainState`, a pytree of arrays.
-          tx: any Optax transformation; by default the configuration's optimizer.
+          tx: any Optax transformation; by default a `TrainState`'s own, or the configuration's
+            optimizer.
           seed: of the weights and of the run's randomness.
           sample: a Linen module's input, an array or `jax.ShapeDtypeStruct` (or a tuple of them).
           trainable: which parameters are trained: a function of a leaf's path, or a pytree of
@@ -152,6 +154,8 @@ class Zero:
         layer_axes: Mapping[str, int | tuple[int, ...]] | None = None,
     ) -> Setup:
         """All that `init` does but making arrays: the specs, on a mesh that need not be there."""
+        if tx is None and isinstance(model, TrainState):
+            tx = model.tx
         for key in ("optimizer", "scheduler"):
             if tx is not None and getattr(self.config, key) is not None:
                 log.warning("%s: not used, since zero.init was given an Optax transformation", key)
