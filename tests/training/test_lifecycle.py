@@ -2,12 +2,14 @@
 
 import logging
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.training.train_state import TrainState
 
 import jzero
 from jzero import JzeroError
@@ -153,3 +155,18 @@ def test_a_module_may_hold_plain_arrays():
     np.testing.assert_allclose(
         zero.params(state)["layer"]["kernel"], model.layer.kernel[...], rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_train_state_brings_its_optimizer():
+    module = nn.Dense(5)
+    variables = module.init(jax.random.key(0), X)
+    theirs = TrainState.create(apply_fn=module.apply, params=variables["params"], tx=optax.sgd(0.5))
+
+    def loss(model, batch, rng):
+        return jnp.mean(model(batch["x"]) ** 2)
+
+    zero = jzero.Zero(stage=3)
+    state, _ = zero.train_step(loss)(zero.init(theirs), BATCH)
+    grads = jax.grad(lambda p: jnp.mean(module.apply({"params": p}, X) ** 2))(theirs.params)
+    want = theirs.apply_gradients(grads=grads).params["kernel"]
+    np.testing.assert_allclose(zero.params(state)["kernel"], want, rtol=1e-5, atol=1e-6)
