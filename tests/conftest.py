@@ -26,7 +26,9 @@ def mesh_of():
 
 
 # Their tests compile whole training steps.
-COSTLY = {"training", "traffic"}
+COSTLY = {"compare", "optimizers", "traffic", "training"}
+# Left out by --quick: what compiles for other machines or starts processes.
+SLOW = {"test_compare_cpu.py", "test_compare_gpu.py", "test_gpu.py", "test_processes.py"}
 
 
 def pytest_addoption(parser):
@@ -48,7 +50,9 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
         left_out |= {item for item in items if item.get_closest_marker("full")}
     if config.getoption("--quick"):
-        left_out |= {item for item in items if item.get_closest_marker("slow")}
+        left_out |= {
+            item for item in items if item.get_closest_marker("slow") or item.path.name in SLOW
+        }
         seen = set()
         for item in items:
             if item not in left_out and not COSTLY.isdisjoint(item.path.parts):
