@@ -1,5 +1,6 @@
 """Follows sets of facts through a jaxpr, into the jaxprs that its calls and loops hold."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,15 +23,15 @@ _CALLS = {
 }
 
 
-class Flow:
+class Flow(ABC):
     """What is known of each value, as a set that only grows from where it is first known.
 
     A subclass says what a primitive makes of its operands.
     """
 
+    @abstractmethod
     def value(self, eqn: Any, facts: list[Facts]) -> list[Facts]:
         """Of a primitive without a jaxpr inside, or one not known: the facts of its outputs."""
-        raise NotImplementedError
 
     def constant(self, x: Any) -> Facts:
         return NONE
