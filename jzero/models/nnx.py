@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from jzero.errors import JzeroError
 from jzero.models.model import Model, removed_axes
+from jzero.models.nnx_rngs import rngs_of
 from jzero.paths import path_name
 from jzero.sharded import is_sharded, read
 
@@ -27,7 +28,7 @@ def from_constructor(make: Callable[..., nnx.Module], seed: int) -> Model:
 
     def construct(key):
         with nnx.use_eager_sharding(False):  # jzero places the state, not the model
-            return _arrays_as_data(make(rngs=nnx.Rngs(key)))
+            return _arrays_as_data(make(rngs=rngs_of(key)))
 
     with _creation_shapes():
         abstract = nnx.eval_shape(lambda: construct(jax.random.key(seed)))
