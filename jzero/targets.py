@@ -21,6 +21,9 @@ from jzero.errors import JzeroError
 NODE = 8
 """GPUs of one node, which are those that NVLink joins."""
 
+HERE = "here"
+"""The devices present, as a target of `jzero compare` (jzero/compare/here.py)."""
+
 _INSTALL = 'pip install "jzero[compile-only]"'
 # TPU_ACCELERATOR_TYPE counts cores: a v5p chip has two. JAX sees one device for a chip.
 _ACCELERATOR_TYPE = {"v5e": ("v5litepod", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
@@ -134,6 +137,8 @@ def parse(text: str) -> Target:
             link_bytes_per_s=figures["ici_bytes_per_s"],
             **_common(figures),
         )
+    if model == HERE:
+        raise JzeroError(f"target {text!r}: only `jzero compare` looks at the devices present")
     known = ", ".join(["cpu", *_figures("gpu"), *_figures("tpu")])
     hint = "" if colon else "; a target is a model and a size, as in h100:8"
     raise JzeroError(f"target {text!r}: unknown accelerator {model!r}, known are {known}{hint}")

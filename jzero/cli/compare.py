@@ -1,14 +1,16 @@
-"""`jzero compare`: the real train step of each stage, compiled for a target."""
+"""`jzero compare`: the real train step of each stage, compiled for a target or run here."""
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
-from jzero import factory, targets
+from jzero import factory
 from jzero.cli.parser import add_json, check_json, output, whole_number, write_json
 from jzero.cli.progress import Progress
 from jzero.compare import report
-from jzero.compare.request import Axes, Request, mesh_axes
+from jzero.compare.here import is_here
+from jzero.compare.request import Axes, Request
 from jzero.compare.runner import compare
 from jzero.errors import JzeroError
 from jzero.partition import STAGES
@@ -20,7 +22,12 @@ SUMMARY = "compile the train step of each stage for a target: memory, traffic, w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="FILE.py:FACTORY", help="a factory of a jzero.Workload")
-    add("--target", required=True, metavar="T", help="devices, such as h100:8, v5p:2x2x1 or cpu:8")
+    add(
+        "--target",
+        required=True,
+        metavar="T",
+        help="devices, such as h100:8, v5p:2x2x1 or cpu:8; here: those present, where it also runs",
+    )
     add("--stages", type=stages, default=tuple(STAGES), metavar="S,S", help="stages (0,1,2,3)")
     add("--micro-batch", type=whole_number, metavar="B", help="samples of a device (1)")
     add("--accumulate", type=whole_number, metavar="A", help="micro-batches in a step (1)")
@@ -35,8 +42,8 @@ def run(args: argparse.Namespace) -> None:
     """Prints the comparison that the arguments ask for.
 
     Raises:
-      JzeroError: arguments, a model or a mesh that jzero cannot use; no compiler for the target.
-      RunFailed: a program that does not compile, for another reason than memory.
+      JzeroError: arguments, a model or a mesh that jzero cannot use; no compiler or devices.
+      RunFailed: a program that does not compile or run, for another reason than memory.
     """
     check_json(args.json)
     if args.offload is not None:
@@ -45,20 +52,23 @@ def run(args: argparse.Namespace) -> None:
         if not Path(args.dump_hlo).is_dir():
             raise JzeroError(f"--dump-hlo {args.dump_hlo}: is not a folder")
     factory.split(args.model)
-    target = targets.parse(args.target)
     request = Request(
         model=args.model,
-        target=target.name,
+        target=args.target,
         stage=args.stages[0],
-        axes=mesh_axes(target, args.mesh, args.replicas),
+        mesh=args.mesh,
+        replicas=args.replicas,
         micro_batch=args.micro_batch,
         accumulate=args.accumulate,
         dump=args.dump_hlo,
     )
+    doing = "compiling and running" if is_here(args.target) else "compiling"
     with output(args.json) as console:
-        with Progress(len(args.stages)) as progress:
+        with Progress(len(args.stages), doing) as progress:
             found = compare(request, args.stages, progress.done, progress.begin)
-        report.show(found, target, console)
+        for notice in found.notices:
+            print(f"jzero {NAME}: {notice}", file=sys.stderr)
+        report.show(found, console)
     write_json(args.json, found.as_dict())
 
 

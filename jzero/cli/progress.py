@@ -15,9 +15,10 @@ class Progress:
 
     Arguments:
       stages: how many there are.
+      doing: what is done with each.
     """
 
-    def __init__(self, stages: int):
+    def __init__(self, stages: int, doing: str):
         console = Console(stderr=True, highlight=False)
         self._bar = Bar(
             SpinnerColumn(),
@@ -29,6 +30,7 @@ class Progress:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=stages)
+        self._doing = doing
         self._last = ""
 
     def __enter__(self) -> "Progress":
@@ -44,7 +46,7 @@ class Progress:
         self._bar.stop()
 
     def begin(self, stage: int) -> None:
-        self._bar.update(self._task, description=f"{self._last}compiling stage {stage}")
+        self._bar.update(self._task, description=f"{self._last}{self._doing} stage {stage}")
 
     def done(self, row: Row) -> None:
         peak = "does not compile" if row.peak_bytes is None else size(row.peak_bytes)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from jax.stages import Compiled
 
 from jzero import config as configs
 from jzero import factory, hlo, targets, xla_options
+from jzero.compare.here import is_here, present
+from jzero.compare.notes import notes
 from jzero.compare.refused import is_refused, needed, there
-from jzero.compare.request import Request
+from jzero.compare.request import Axes, Request, mesh_axes
 from jzero.compare.row import Row
+from jzero.compare.running import run
 from jzero.compare.traffic import ratios, traffic, volume
 from jzero.errors import JzeroError, RunFailed
 from jzero.explain import explain
@@ -28,22 +32,23 @@ from jzero.zero import Zero
 
 
 def measure(request: Request) -> dict[str, Any]:
-    """Compiles one stage in this process.
+    """Compiles one stage in this process, and runs it where the target is the devices present.
 
     Arguments:
       request: the process must have been started with the target's environment.
 
     Returns:
-      {"row": of `Row.as_dict`, "parameters", "micro_batch", "accumulate", "xla_flags"}; or {} where
-      the process was started with flags for a layer scan and the model has none.
+      {"row": of `Row.as_dict`, and of `Result` what all stages share}; or {} where the process was
+      started with flags for a layer scan and the model has none.
 
     Raises:
-      JzeroError: a model, a configuration or a mesh that jzero cannot use, or no compiler.
-      RunFailed: the compiler failed for another reason than memory.
+      JzeroError: a model, a configuration or a mesh that jzero cannot use; no compiler or devices.
+      RunFailed: the compiler, or the program as it ran, failed for another reason than memory.
     """
-    target = targets.parse(request.target)
     workload = factory.load(request.model)
-    zero = _zero(request, workload, target)
+    target, devices = _devices(request.target)
+    axes = mesh_axes(target, request.mesh, request.replicas)
+    zero = _zero(request, workload, axes, devices)
     began = time.perf_counter()
     lowered = _lower(zero, workload)
     traced = time.perf_counter() - began
@@ -61,21 +66,38 @@ def measure(request: Request) -> dict[str, Any]:
         row = _refused(request.stage, str(error))
     else:
         seconds = time.perf_counter() - began
-        row = _row(request.stage, zero, target, compiled, traced, seconds)
+        row = _row(request.stage, zero, workload, target, compiled)
+        row = replace(row, trace_seconds=round(traced, 3), compile_seconds=round(seconds, 3))
         if request.dump is not None:
             _dump(Path(request.dump), request.stage, compiled)
+        if is_here(request.target):
+            row = _run(row, compiled, zero, workload)
     return {
         "row": row.as_dict(),
         "parameters": sum(leaf.array.size for leaf in layout.leaves.values()),
+        "target": target.name,
+        "devices": target.count,
+        "platform": target.kind,
+        "description": target.description,
+        "memory_bytes": target.memory_bytes,
+        "mesh": dict(axes),
         "micro_batch": zero.batch.micro or 1,
         "accumulate": zero.batch.accumulation,
         "xla_flags": [*xla_options.in_effect(), *xla_options.as_flags(options.per_program)],
+        "environment": options.line,
     }
 
 
-def _zero(request: Request, workload: Workload, target: Target) -> Zero:
-    sizes, names = [size for _, size in request.axes], [name for name, _ in request.axes]
-    mesh = Mesh(np.array(targets.devices(target)).reshape(sizes), names)
+def _devices(name: str) -> tuple[Target, list[Any]]:
+    if is_here(name):
+        return present(name)
+    target = targets.parse(name)
+    return target, targets.devices(target)
+
+
+def _zero(request: Request, workload: Workload, axes: Axes, devices: list[Any]) -> Zero:
+    sizes, names = [size for _, size in axes], [name for name, _ in axes]
+    mesh = Mesh(np.array(devices).reshape(sizes), names)
     # The axes' roles, before the configuration's batch sizes are held against them.
     data = Zero(stage=request.stage, mesh=mesh).mesh.data_size
     config = config_of(workload, data, request.accumulate, request.micro_batch)
@@ -83,28 +105,34 @@ def _zero(request: Request, workload: Workload, target: Target) -> Zero:
 
 
 def _lower(zero: Zero, workload: Workload):
-    tx = workload.tx
-    if tx is None and zero.config.optimizer is None:
-        tx = optax.adamw(1e-4)
-    batch = zero.batch
-    rows = batch.train or (batch.micro or 1) * batch.accumulation * zero.mesh.data_size
     try:
-        zero.setup_for(workload.init, tx, sample=workload.sample)
-        return zero.train_step(workload.loss_fn).lower(workload.batch(rows))
+        zero.setup_for(workload.init, _optimizer(zero, workload), sample=workload.sample)
+        return zero.train_step(workload.loss_fn).lower(workload.batch(_rows(zero)))
     except JzeroError:
         raise
     except Exception as error:
         raise JzeroError(f"the workload cannot be traced: {one_line(error)}") from error
 
 
-def _row(
-    stage: int, zero: Zero, target: Target, compiled: Compiled, traced: float, seconds: float
-) -> Row:
+def _optimizer(zero: Zero, workload: Workload) -> optax.GradientTransformation | None:
+    if workload.tx is None and zero.config.optimizer is None:
+        return optax.adamw(1e-4)
+    return workload.tx
+
+
+def _rows(zero: Zero) -> int:
+    """Of the global batch."""
+    batch = zero.batch
+    return batch.train or (batch.micro or 1) * batch.accumulation * zero.mesh.data_size
+
+
+def _row(stage: int, zero: Zero, workload: Workload, target: Target, compiled: Compiled) -> Row:
     setup = zero.setup
     memory = hlo.memory(compiled)
     text = compiled.as_text() or ""
     found = traffic(hlo.collectives(text, zero.mesh.manual), zero.mesh)
     ratio, ratio_elements = ratios(found, zero.mesh, setup.layout)
+    hidden = hlo.overlapped_fraction(text, zero.mesh.manual)
     state = explain(setup.layout, setup.abstract_state(), accumulation=setup.batch.accumulation)
     capacity = target.memory_bytes
     share = None if capacity is None else memory.peak_bytes / capacity
@@ -126,9 +154,37 @@ def _row(
         comm_bytes=volume(found, zero.mesh),
         comm_ratio=ratio,
         comm_ratio_elements=ratio_elements,
-        overlapped_fraction=hlo.overlapped_fraction(text, zero.mesh.manual),
-        trace_seconds=round(traced, 3),
-        compile_seconds=round(seconds, 3),
+        overlapped_fraction=hidden,
+        notes=notes(found, hidden, setup, workload, _rows(zero)),
+    )
+
+
+def _run(row: Row, compiled: Compiled, zero: Zero, workload: Workload) -> Row:
+    """The row, with what running the step took."""
+    try:
+        ran = run(compiled, zero, workload, _optimizer(zero, workload), _rows(zero))
+    except JzeroError:
+        raise
+    except Exception as error:
+        if not is_refused(error):
+            raise RunFailed(f"stage {row.stage} does not run: {one_line(error)}") from error
+        wanted = needed(str(error))
+        more = "" if wanted is None else f": {size(wanted)} could not be allocated"
+        return replace(row, error=f"it compiles, but runs out of memory as it runs{more}")
+    said = row.notes or ()
+    if ran.peak_bytes is not None and ran.step_peak_bytes is None:
+        said += (
+            f"making the state took more memory than a step, {size(ran.peak_bytes)}, so a step's "
+            f"own peak is not measured",
+        )
+    return replace(
+        row,
+        measured_peak_bytes=ran.step_peak_bytes,
+        seconds_per_step=ran.median,
+        seconds_fastest=min(ran.seconds),
+        seconds_slowest=max(ran.seconds),
+        timed_steps=len(ran.seconds),
+        notes=said,
     )
 
 

@@ -15,9 +15,9 @@ class Request:
 
     Attributes:
       model: `FILE.py:FACTORY`.
-      target: a target's name.
+      target: a target's name; `here` for the devices present, where the step also runs.
       stage: 0 to 3.
-      axes: the mesh's axes and sizes, in order.
+      mesh, replicas: of the mesh over the target's devices, see `mesh_axes`.
       micro_batch, accumulate: instead of the workload's configuration's; None leaves them.
       dump: where to write the compiled module's text; None for nowhere.
       flags: XLA options that the process was started with, for models with a layer scan.
@@ -26,7 +26,8 @@ class Request:
     model: str
     target: str
     stage: int
-    axes: Axes
+    mesh: Axes | None = None
+    replicas: int | None = None
     micro_batch: int | None = None
     accumulate: int | None = None
     dump: str | None = None
@@ -37,8 +38,8 @@ class Request:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Request":
-        axes = tuple((name, size) for name, size in data["axes"])
-        return Request(**{**data, "axes": axes, "flags": tuple(data["flags"])})
+        mesh = data["mesh"] and tuple((name, size) for name, size in data["mesh"])
+        return Request(**{**data, "mesh": mesh, "flags": tuple(data["flags"])})
 
 
 def mesh_axes(target: Target, mesh: Axes | None, replicas: int | None) -> Axes:

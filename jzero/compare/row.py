@@ -54,7 +54,13 @@ class Row:
       comm_ratio_elements: the same in elements, whatever the dtype.
       overlapped_fraction: see `jzero.hlo.overlapped_fraction`.
       trace_seconds, compile_seconds: of JAX, and of XLA.
-      error: why there is no program.
+      measured_peak_bytes: of the devices present, the most in use on the fullest as the step ran;
+        None where they do not tell, as CPUs.
+      seconds_per_step: the median of the steps that were timed.
+      seconds_fastest, seconds_slowest: of these steps.
+      timed_steps: how many there were.
+      notes: what the program shows beside the figures (`jzero.compare.notes`).
+      error: why there is no program, or why it does not run.
     """
 
     stage: int
@@ -74,6 +80,12 @@ class Row:
     overlapped_fraction: float | None = None
     trace_seconds: float | None = None
     compile_seconds: float | None = None
+    measured_peak_bytes: int | None = None
+    seconds_per_step: float | None = None
+    seconds_fastest: float | None = None
+    seconds_slowest: float | None = None
+    timed_steps: int | None = None
+    notes: tuple[str, ...] | None = None
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,10 +94,11 @@ class Row:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Row":
-        rows = data["collectives"]
+        rows, notes = data["collectives"], data["notes"]
         if rows is not None:
             rows = tuple(Traffic(**{**each, "axes": tuple(each["axes"])}) for each in rows)
-        return Row(**{**data, "collectives": rows})
+        notes = None if notes is None else tuple(notes)
+        return Row(**{**data, "collectives": rows, "notes": notes})
 
 
 @dataclass(frozen=True)
@@ -97,11 +110,15 @@ class Result:
       parameters: of the model, whole.
       target: the target's name.
       devices: how many it has.
+      platform: theirs: "gpu", "tpu" or "cpu".
+      description: what they are.
+      memory_bytes: of one; None on CPU.
       jax: the version that compiled.
       mesh: axes and sizes.
       micro_batch, accumulate: samples of a device and micro-batch, micro-batches of a step.
       xla_flags: the options in effect, as they would stand in XLA_FLAGS.
       environment: the line to set for those that this JAX does not take per program; "" for none.
+      notices: what jzero has to say of the configuration and the model.
       rows: a stage each.
     """
 
@@ -109,12 +126,16 @@ class Result:
     parameters: int
     target: str
     devices: int
+    platform: str
+    description: str
+    memory_bytes: int | None
     jax: str
     mesh: dict[str, int]
     micro_batch: int
     accumulate: int
     xla_flags: tuple[str, ...]
     environment: str
+    notices: tuple[str, ...]
     rows: tuple[Row, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,5 +143,6 @@ class Result:
         return {
             **asdict(self),
             "xla_flags": list(self.xla_flags),
+            "notices": list(self.notices),
             "rows": [row.as_dict() for row in self.rows],
         }

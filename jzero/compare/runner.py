@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from jzero import targets, xla_options
-from jzero.compare.request import Request
+from jzero.compare.here import is_here
+from jzero.compare.request import Request, mesh_axes
 from jzero.compare.row import Result, Row
 from jzero.errors import JzeroError, RunFailed
 
@@ -29,6 +30,9 @@ def compare(
 ) -> Result:
     """Compiles a workload's train step at each stage, each in its own process.
 
+    On the devices present it runs too. This process never touches them: it would keep them from
+    the others.
+
     Arguments:
       request: the workload, target and mesh; its stage is passed over.
       stages: those to compile, in order.
@@ -36,17 +40,21 @@ def compare(
       begin: is told each stage before it starts.
 
     Returns:
-      All rows; one that a compiler refused for memory is a row too.
+      All rows; one that was refused for memory is a row too.
 
     Raises:
-      JzeroError: a model, a configuration or a mesh that jzero cannot use, or no compiler.
-      RunFailed: a program that does not compile for another reason.
+      JzeroError: a model, a configuration or a mesh that jzero cannot use; no compiler or devices.
+      RunFailed: a program that does not compile or run, for another reason.
     """
-    target = targets.parse(request.target)
-    if not targets.plugin_installed(target.kind):
-        targets.devices(target)  # says what to install
-    wanted = _options(target.kind)
-    request = replace(request, flags=tuple(xla_options.as_flags(wanted.per_process)))
+    target, line = None, ""
+    if not is_here(request.target):
+        target = targets.parse(request.target)
+        mesh_axes(target, request.mesh, request.replicas)
+        if not targets.plugin_installed(target.kind):
+            targets.devices(target)  # says what to install
+        wanted = _options(target.kind)
+        request = replace(request, flags=tuple(xla_options.as_flags(wanted.per_process)))
+        line = wanted.line
     answers = []
     for stage in stages:
         begin(stage)
@@ -55,19 +63,24 @@ def compare(
             request = replace(request, flags=())
             answer = _work(replace(request, stage=stage), target)
         answers.append(answer)
-        report(Row.from_dict(answers[-1]["row"]))
+        report(Row.from_dict(answer["row"]))
     first = answers[0]
+    notices = dict.fromkeys(notice for answer in answers for notice in answer["notices"])
     return Result(
         model=request.model,
         parameters=first["parameters"],
-        target=target.name,
-        devices=target.count,
+        target=first["target"],
+        devices=first["devices"],
+        platform=first["platform"],
+        description=first["description"],
+        memory_bytes=first["memory_bytes"],
         jax=jax.__version__,
-        mesh=dict(request.axes),
+        mesh=first["mesh"],
         micro_batch=first["micro_batch"],
         accumulate=first["accumulate"],
         xla_flags=tuple(first["xla_flags"]),
-        environment=wanted.line if request.flags else "",
+        environment=line if request.flags else first["environment"],
+        notices=tuple(notices),
         rows=tuple(Row.from_dict(answer["row"]) for answer in answers),
     )
 
@@ -78,15 +91,18 @@ def _options(kind: str) -> xla_options.Options:
     return xla_options.options(kind, 1)
 
 
-def _environment(target: targets.Target, flags: Sequence[str]) -> dict[str, str]:
-    variables = {**os.environ, **targets.environment(target)}
-    variables["XLA_FLAGS"] = " ".join([variables.get("XLA_FLAGS", ""), *flags]).strip()
+def _environment(target: targets.Target | None, flags: Sequence[str]) -> dict[str, str]:
+    """Of a worker; without a target, the user's own."""
+    variables = dict(os.environ)
+    if target is not None:
+        variables |= targets.environment(target)
+        variables["XLA_FLAGS"] = " ".join([variables.get("XLA_FLAGS", ""), *flags]).strip()
     # What this process can import, and no more: not the folder that it happens to be in.
     variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return variables
 
 
-def _work(request: Request, target: targets.Target) -> dict[str, Any]:
+def _work(request: Request, target: targets.Target | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="jzero-compare-") as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log.txt"
         command = [sys.executable, "-P", "-m", "jzero.compare.worker", str(result)]
@@ -107,7 +123,7 @@ def _work(request: Request, target: targets.Target) -> dict[str, Any]:
         if not result.is_file():
             last = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN:]
             raise RunFailed(
-                f"stage {request.stage}: the compiling process ended with exit code "
+                f"stage {request.stage}: its process ended with exit code "
                 f"{worker.returncode} and said: {last}"
             )
         answer = json.loads(result.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ A plugin, once loaded, stays in a process, and flags are read once: so each prog
 """
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -13,10 +14,28 @@ from jzero.errors import JzeroError, RunFailed
 from jzero.factory import one_line
 
 
+class Notices(logging.Handler):
+    """Keeps what jzero warns of, for the process that shows it."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 def main() -> None:
-    """Writes what `measure` returns, or {"failed": message, "usage": whose fault} to RESULT."""
+    """Writes an answer to RESULT.
+
+    That is what `measure` returns, with "notices"; or {"failed": message, "usage": whose fault}.
+    """
+    notices = Notices()
+    logging.getLogger("jzero").addHandler(notices)
     try:
         answer = measure(Request.from_dict(json.load(sys.stdin)))
+        if answer:
+            answer["notices"] = notices.lines
     except JzeroError as error:
         answer = {"failed": str(error), "usage": True}
     except RunFailed as error:

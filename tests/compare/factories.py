@@ -1,6 +1,9 @@
 """Workloads to compile: a scanned stack of layers as a plain function, and jobs that go wrong."""
 
+import functools
 import os
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +30,25 @@ def init(key: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-def loss_fn(params, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+def stack(remat: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """A loss function whose scanned layers are so rematerialised."""
+
     def layer(x, weights):
         up, down = (jzero.gather(weight) for weight in weights)
         return x + jax.nn.gelu(x @ up) @ down, None
 
-    tokens = batch["tokens"]
-    x = jzero.gather(params["embed"])[tokens[:, :-1]]
-    layer = jax.checkpoint(layer, prevent_cse=False)
-    x, _ = jax.lax.scan(layer, x, (params["up"], params["down"]))
-    logits = (x @ jzero.gather(params["head"])).astype(jnp.float32)
-    nats = -jax.nn.log_softmax(logits)
-    return jnp.mean(jnp.take_along_axis(nats, tokens[:, 1:, None], axis=-1))
+    def loss_fn(params, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+        tokens = batch["tokens"]
+        x = jzero.gather(params["embed"])[tokens[:, :-1]]
+        x, _ = jax.lax.scan(remat(layer), x, (params["up"], params["down"]))
+        logits = (x @ jzero.gather(params["head"])).astype(jnp.float32)
+        nats = -jax.nn.log_softmax(logits)
+        return jnp.mean(jnp.take_along_axis(nats, tokens[:, 1:, None], axis=-1))
+
+    return loss_fn
+
+
+loss_fn = stack(functools.partial(jax.checkpoint, prevent_cse=False))
 
 
 def batch(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -47,6 +57,41 @@ def batch(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 def small() -> jzero.Workload:
     return jzero.Workload(init, loss_fn, batch)
+
+
+def pinned() -> jzero.Workload:
+    """With the barrier that remat has unless told otherwise."""
+    return jzero.Workload(init, stack(jax.checkpoint), batch)
+
+
+def mixed() -> jzero.Workload:
+    """A small stack that shows its layer axis in its loss alone, on a batch of many dtypes."""
+
+    def init(key: jax.Array) -> dict[str, jax.Array]:
+        return {"layers": 0.1 * jax.random.normal(key, (4, 96, 96)), "scale": jnp.ones(96)}
+
+    def loss_fn(params, batch: dict[str, jax.Array], rng: jax.Array) -> jzero.Mean:
+        scale = jzero.gather(params["scale"])
+        noise = jax.vmap(lambda key: jax.random.normal(key, (96,)))(batch["key"])
+        x = (batch["x"] + 0.1 * noise).astype(scale.dtype)
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ jzero.gather(w)), None), x, params["layers"])
+        x = (x * scale)[jnp.arange(x.shape[0]), batch["label"]].astype(jnp.float32)
+        weight = batch["mask"].astype(jnp.float32)
+        return jzero.Mean(jnp.sum(jnp.square(x) * weight), jnp.sum(weight))
+
+    def batch(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        key = jax.eval_shape(lambda: jax.random.key(0)).dtype
+        dtypes = {"label": jnp.int32, "mask": jnp.bool, "key": key}
+        flat = {name: jax.ShapeDtypeStruct((rows,), dtype) for name, dtype in dtypes.items()}
+        return {"x": jax.ShapeDtypeStruct((rows, 96), jnp.bfloat16), **flat}
+
+    config = {
+        "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": True},
+        "wall_clock_breakdown": True,
+        "zero_optimization": {"stage3_param_persistence_threshold": 0},
+    }
+    return jzero.Workload(init, loss_fn, batch, config=config)
 
 
 def unrolled() -> jzero.Workload:

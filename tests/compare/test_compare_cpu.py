@@ -123,7 +123,7 @@ def test_a_program_that_is_refused_for_memory_is_a_row(run: Run, tmp_path: Path)
     "factory, code, message",
     [
         ("raises", 2, "raises() raised KeyError: 'vocabulary'"),
-        ("nobody", 2, "factories there: small, unrolled, tensor"),
+        ("nobody", 2, "factories there: small, pinned, mixed"),
         ("cannot_trace", 2, "the workload cannot be traced: KeyError: 'nothing'"),
         ("cannot_compile", 1, "stage 0 does not compile: RuntimeError: INTERNAL: the compiler is"),
         ("dies", 1, "ended with exit code 7 and said: the last words"),
@@ -144,6 +144,8 @@ def test_what_goes_wrong_in_a_worker_is_one_line(
     [
         ((), "arguments are required: --model, --target"),
         ((*SMALL, "--target", "h999:8"), "unknown accelerator 'h999'"),
+        ((*SMALL, "--target", "here:0"), "target 'here:0': '0' is not a number of devices"),
+        ((*SMALL, "--target", "here:two"), "write here for all of them or here:2 for two"),
         (("--model", "none.py:f", "--target", "cpu:2"), "no such file: none.py"),
         (("--model", "none.py", "--target", "cpu:2"), "give a file and a factory in it"),
         ((*SMALL, "--target", "cpu:2", "--stages", "1,4"), "--stages: found '1,4'"),

@@ -35,6 +35,7 @@ def test_all_stages(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
         assert row["argument_bytes"] <= row["peak_bytes"] < 17 * PARAMETERS
         large = [c for c in row["collectives"] if c["bytes"] > 2**16]
         assert {c["dtype"] for c in large} == {"bf16"}
+        assert row["notes"] == [] and row["seconds_per_step"] is None
     hidden = [row["overlapped_fraction"] for row in found["rows"]]
     # No traffic in layer loops at stages 0 and 1. Of this small a model JAX 0.12 leaves one of two
     # gathers synchronous at stage 3.
@@ -53,6 +54,16 @@ def test_a_users_own_flag_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     named = [flag for flag in found["xla_flags"] if "pipelined_all_gather" in flag]
     assert named == [own]
     assert found["rows"][0]["overlapped_fraction"] < 1
+
+
+def test_a_remat_that_pins_gathers_is_told_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    found = compare(tmp_path / "out.json", "pinned", TARGET, "--stages", "3")
+    (row,) = found["rows"]
+    (note,) = row["notes"]
+    assert f"({row['overlapped_fraction']:.1%} of the layers' traffic is hidden)" in note
+    assert "write jax.checkpoint(layer, prevent_cse=False)" in note
+    out, _ = capfd.readouterr()
+    assert f"Stage 3: {note}." in out
 
 
 def test_unrolled_layers_have_no_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
