@@ -14,14 +14,15 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jzero.errors import JzeroError
-from jzero.gather import manually, scatter
+from jzero.gather import manually, scatter_by_layers
+from jzero.in_turn import Prefetch
 from jzero.layout import Layout
 from jzero.losses import Mean, loss_parts, mean_value
 from jzero.models.model import Model
-from jzero.partition import Leaf, is_float
+from jzero.partition import STAGES, Leaf, is_float
 from jzero.paths import flatten, unflatten
 from jzero.recipe import Recipe
-from jzero.regather import regathering
+from jzero.rewrite import rewritten
 from jzero.sharded import Sharded
 
 
@@ -52,7 +53,8 @@ class Region:
       params: a pytree like the parameters, for its structure.
       loss_fn: loss_fn(model, batch, rng) -> scalar, `Mean`, or either with aux.
       accumulation: micro-batches in a step.
-      keep_gathered: keep gathered weights for backward instead of gathering them again.
+      prefetch: how far ahead unrolled layers are gathered.
+      regather: gather weights again for backward instead of keeping them.
     """
 
     layout: Layout
@@ -60,7 +62,8 @@ class Region:
     params: Any
     loss_fn: Callable[..., Any]
     accumulation: int = 1
-    keep_gathered: bool = True
+    prefetch: Prefetch = Prefetch()
+    regather: bool = False
 
     def gradients(self, values, variables, batch, rng, scale) -> Gradients:
         """Gradients of a global batch.
@@ -175,11 +178,12 @@ class Region:
 
         if self.accumulation == 1:
             grads, (sums, _), variables = micro(variables, batch, 0)
+            factor = None
         else:
-            grads, sums, variables = self._accumulate(micro, variables, batch)
+            grads, factor, sums, variables = self._accumulate(micro, variables, batch)
         loss, aux = jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
         with jax.named_scope("zero_reduce"):
-            grads = {p: self._finish(self.layout.leaves[p], g) for p, g in grads.items()}
+            grads = self._finish_all(grads, factor)
         return Gradients(grads, loss, aux, self._average(variables, changed))
 
     def _local_losses(self, values, variables, batch, rng):
@@ -199,8 +203,10 @@ class Region:
             changed.update(_changed(variables, after))
             return total, (weight, aux, after)
 
-        differentiated = local_loss if self.keep_gathered else regathering(local_loss)
-        total, pull, (weight, aux, after) = jax.vjp(differentiated, taps, has_aux=True)
+        loss = local_loss
+        if STAGES[self.layout.stage].gradients:
+            loss = rewritten(loss, self.prefetch, self.regather)
+        total, pull, (weight, aux, after) = jax.vjp(loss, taps, has_aux=True)
         total, weight = self._global_mean(total, weight)
         aux = self._global_means(aux)
         # Seeded by the weight of the whole micro-batch, gradients have the size of a mean's: sums
@@ -211,7 +217,12 @@ class Region:
         return grads, ((Mean(total, weight), aux), relative), after
 
     def _accumulate(self, micro, variables, batch):
-        """Runs the micro-batches in a loop: their weighted mean gradients, the sums of the rest."""
+        """Runs the micro-batches in a loop.
+
+        Returns:
+          Weighted sums of their gradients, the factor that makes means of them, the sums of the
+          rest, and the variables.
+        """
         split = jax.tree.map(
             lambda x: x.reshape(self.accumulation, x.shape[0] // self.accumulation, *x.shape[1:]),
             batch,
@@ -235,9 +246,8 @@ class Region:
             body, (zeros, sums, variables), (jnp.arange(self.accumulation), split)
         )
         sums, weight = sums
-        # Before the reduction, which may be in fp16: there a mean's gradient fits, a sum's may not.
         factor = jnp.where(weight == 0, 0.0, 1 / jnp.where(weight == 0, 1.0, weight))
-        return {p: g * factor.astype(dtype) for p, g in grads.items()}, sums, variables
+        return grads, factor, sums, variables
 
     def _taps(self) -> dict[str, jax.Array]:
         taps = {}
@@ -252,20 +262,43 @@ class Region:
             taps[path] = jnp.zeros(shape, recipe.reduce_dtype)
         return taps
 
-    def _finish(self, leaf: Leaf, grad):
+    def _finish_all(self, grads, factor):
+        """Every gradient as the optimizer takes it.
+
+        At stage 1 the smallest first, one after the other: a whole gradient is freed before the
+        next shard needs room.
+        """
+        done, last = {}, None
+        for path in sorted(grads, key=lambda p: grads[p].size):
+            leaf, grad = self.layout.leaves[path], grads[path]
+            in_turn = leaf.shard_state and not leaf.shard_gradient
+            if in_turn and last is not None:
+                grad, last = lax.optimization_barrier((grad, last))
+            done[path] = self._finish(leaf, grad, factor)
+            last = done[path] if in_turn else last
+        return done
+
+    def _finish(self, leaf: Leaf, grad, factor):
         """What a gradient still needs after the last micro-batch."""
         mesh, dtype = self.layout.mesh, self.layout.policy.communication
         recipe = self.layout.recipe(leaf, accumulate=False)
+
+        def mean(g):
+            return g if factor is None else g * factor.astype(g.dtype)
+
+        def ready(g):
+            # A mean first: the reduction may be in fp16, where a mean fits, and a sum may not.
+            return mean(g).astype(dtype)
+
         if not leaf.shard_gradient:
-            grad = grad.astype(dtype)
             if leaf.shard_state:  # stage 1: once per step, whatever the accumulation
-                grad = scatter(recipe, grad)
-            else:
-                return manually(recipe, lambda g: lax.psum(g, mesh.manual_data_axes), grad)
+                return scatter_by_layers(recipe, grad, ready)
+            names = mesh.manual_data_axes
+            return manually(recipe, lambda g: lax.psum(g, names), ready(grad))
         if mesh.replica_axes:
             names = mesh.manual_names(mesh.replica_axes)
-            grad = manually(recipe, lambda g: lax.psum(g, names), grad.astype(dtype))
-        return grad
+            return manually(recipe, lambda g: lax.psum(g, names), ready(grad))
+        return mean(grad)
 
     def _global_mean(self, total, weight) -> Mean:
         """Total and weight summed over the data axes; without a weight, 1 for each device."""

@@ -11,16 +11,18 @@ import numpy as np
 import optax
 
 from jzero import config as configs
+from jzero import xla_options
 from jzero.birth import abstract_state
 from jzero.config import Batch, Config
 from jzero.errors import JzeroError
 from jzero.gradient import Region
+from jzero.in_turn import Prefetch
 from jzero.layout import MASTER, Layout, Policy
 from jzero.mesh import ZeroMesh
 from jzero.models import Model
 from jzero.optimizer_state import place_state
 from jzero.optimizer_trace import updates_as_stored, uses_gradient
-from jzero.partition import Array, is_float, place
+from jzero.partition import STAGES, Array, is_float, place
 from jzero.paths import flatten, unflatten
 from jzero.precision import Scaling
 from jzero.state import State
@@ -125,8 +127,17 @@ class Setup:
         return {"value": jax.ShapeDtypeStruct((), MASTER), "grad": self._masters}
 
     def region(self, loss_fn: Callable[..., Any], accumulation: int) -> Region:
-        keep = self.config.keep_gathered or self.config.stage < 3
-        return Region(self.layout, self.model, self.params, loss_fn, accumulation, keep)
+        config = self.config
+        prefetch = Prefetch(config.prefetch_elements, config.live_elements)
+        regather = STAGES[config.stage].parameters and not config.keep_gathered
+        return Region(
+            self.layout, self.model, self.params, loss_fn, accumulation, prefetch, regather
+        )
+
+    @property
+    def prefetched_bytes(self) -> int:
+        """Of the largest layer of a scan, as it is gathered; 0 where none is prefetched."""
+        return xla_options.layer_bytes(self.layout) if self.config.prefetch_elements else 0
 
     def abstract_state(self) -> State:
         """The state as `jax.ShapeDtypeStruct`s with shardings."""

@@ -111,7 +111,7 @@ class TrainStep:
             donate_argnums=0,
             out_shardings=(state_shardings, whole, whole),
             compiler_options=xla_options.compiler_options(
-                setup.mesh.platform, xla_options.layer_bytes(setup.layout)
+                setup.mesh.platform, setup.prefetched_bytes
             )
             or None,
         )

@@ -53,7 +53,7 @@ def measure(request: Request) -> dict[str, Any]:
     lowered = _lower(zero, workload)
     traced = time.perf_counter() - began
     layout = zero.setup.layout
-    layer = xla_options.layer_bytes(layout)
+    layer = zero.setup.prefetched_bytes
     if request.flags and not xla_options.preset(target.kind, layer):
         return {}
     options = xla_options.options(target.kind, layer)

@@ -112,6 +112,16 @@ class Config:
         return size if size > 0 else None
 
     @property
+    def prefetch_elements(self) -> int:
+        """Elements gathered ahead of their use; 0 for none."""
+        return self._document.zero_optimization.stage3_prefetch_bucket_size
+
+    @property
+    def live_elements(self) -> int:
+        """The most elements of unrolled layers that are gathered at a time."""
+        return self._document.zero_optimization.stage3_max_live_parameters
+
+    @property
     def keep_gathered(self) -> bool:
         """Stage 3: whether gathered weights are kept for backward."""
         return self._document.jzero.keep_gathered
@@ -222,8 +232,9 @@ def load(source: Source = None, **options: Any) -> Config:
     `Config`, or None. Keywords override it and stand in for "auto": `stage`, `precision` ("fp32",
     "bf16", "fp16"), `train_batch_size`, `micro_batch_size`, `accumulation`, `gradient_clipping`,
     `communication_dtype`, `accumulation_dtype`, `persistence_threshold`, `shard_size`,
-    `keep_gathered`, `loss_scale` (0 is dynamic), `learning_rate`, `betas`, `eps`, `weight_decay`,
-    `total_num_steps`, `warmup_num_steps`; None counts as not given. All down to
+    `prefetch_elements`, `live_elements`, `keep_gathered`, `loss_scale` (0 is dynamic),
+    `learning_rate`, `betas`, `eps`, `weight_decay`, `total_num_steps`, `warmup_num_steps`; None
+    counts as not given. All down to
     `loss_scale` but `precision` may also go by their key's name in a file, so that
     `gradient_accumulation_steps` is `accumulation`.
 

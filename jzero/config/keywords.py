@@ -23,6 +23,8 @@ PATHS = {
     "accumulation_dtype": "data_types.grad_accum_dtype",
     "persistence_threshold": f"{ZERO}.stage3_param_persistence_threshold",
     "shard_size": f"{ZERO}.mics_shard_size",
+    "prefetch_elements": f"{ZERO}.stage3_prefetch_bucket_size",
+    "live_elements": f"{ZERO}.stage3_max_live_parameters",
     "keep_gathered": "jzero.keep_gathered",
     "loss_scale": "fp16.loss_scale",
 }

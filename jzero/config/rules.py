@@ -31,11 +31,6 @@ def check(document: Document, draft: Draft) -> None:
             "change one of them"
         )
     zero = document.zero_optimization
-    if zero.stage3_prefetch_bucket_size == 0:
-        name = draft.name(f"{ZERO}.stage3_prefetch_bucket_size")
-        raise ConfigError(
-            f"{name}: found 0; not supported yet: prefetch cannot be turned off; allowed: above 0"
-        )
     name = draft.name(f"{ZERO}.mics_shard_size")
     if zero.mics_shard_size < -1:
         raise ConfigError(

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from jzero.config.keys import Section, key, not_yet, notice, refused, section, works
-from jzero.config.keys import Verdict as V
+from jzero.config.keys import Section, not_yet, notice, refused, section, works
 from jzero.config.values import Count, Flag, Fraction, Int, Text, Texts, one_of, whole
 
 Stage = Annotated[int, BeforeValidator(whole(least=0, most=3))]
@@ -15,7 +14,6 @@ Device = Annotated[str, BeforeValidator(one_of("none", "cpu", "nvme"))]
 PERSISTENCE_THRESHOLD = 100_000
 
 _BUCKETS = "there are no buckets; XLA's combiner thresholds, in bytes, are the nearest relative"
-_PREFETCH = "XLA's scheduler fetches the next layer; a nonzero size does not change how far ahead"
 _LIVE = "a layer's gathered weights are not kept for backward unless keep_gathered=True"
 _NVME = "it only matters to NVMe offload"
 NO_CHECKPOINTS = "there are no checkpoints yet"
@@ -83,8 +81,10 @@ class ZeroOptimization(Section):
     offload_optimizer: OffloadOptimizer = section(OffloadOptimizer)
     zenflow: dict | None = refused(None, "it changes the update rule")
     sub_group_size: Count = notice(1_000_000_000, "the update is one fused program")
-    stage3_prefetch_bucket_size: Count = key(
-        50_000_000, V.NOTICE, _PREFETCH + " (0 is refused: it cannot be turned off yet)"
+    stage3_prefetch_bucket_size: Count = works(
+        50_000_000,
+        "elements gathered ahead of their use, at least the next layer; of a layer scan exactly "
+        "one layer, whatever the number; 0 for none",
     )
     stage3_param_persistence_threshold: Count = works(
         PERSISTENCE_THRESHOLD,
@@ -94,7 +94,10 @@ class ZeroOptimization(Section):
     stage3_model_persistence_threshold: Count = works(
         sys.maxsize, "stage 3: the most elements kept whole in all"
     )
-    stage3_max_live_parameters: Count = notice(1_000_000_000, _LIVE)
+    stage3_max_live_parameters: Count = works(
+        1_000_000_000,
+        "the most elements of unrolled layers that are gathered at a time, if a layer is no larger",
+    )
     stage3_max_reuse_distance: Count = notice(1_000_000_000, _LIVE)
     stage3_gather_16bit_weights_on_model_save: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
     stage3_module_granularity_threshold: Count = notice(0, "gathers follow the reads of the model")

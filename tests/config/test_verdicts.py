@@ -178,15 +178,9 @@ def test_what_a_checkpoint_would_be_read_for_is_not_there_yet():
     )
 
 
-def test_prefetch_can_not_be_turned_off_yet():
-    with pytest.raises(
-        ConfigError, match=r"stage3_prefetch_bucket_size: found 0; not supported yet"
-    ):
-        load({ZERO: {"stage3_prefetch_bucket_size": 0}})
-    with pytest.raises(ConfigError, match=rf"^{ZERO}\.prefetch_bucket_size: found 0"):
-        load({ZERO: {"prefetch_bucket_size": 0}})
-
-
-def test_live_parameters_tell_of_keep_gathered():
-    notices = load({ZERO: {"stage3_max_live_parameters": 1e9}}).notices
-    assert "keep_gathered=True" in notices[0]
+def test_prefetch_by_its_keys_and_keywords():
+    assert load({}).prefetch_elements == 50_000_000
+    config = load({ZERO: {"prefetch_bucket_size": 0, "stage3_max_live_parameters": 1e6}})
+    assert (config.prefetch_elements, config.live_elements) == (0, 1_000_000)
+    assert not config.notices
+    assert load(prefetch_elements=7, live_elements=8).prefetch_elements == 7

@@ -101,3 +101,13 @@ def test_gathered_weights_of_scanned_layers_are_not_kept():
     assert kept.memory.peak_bytes > many.memory.peak_bytes + 2 * many.size(is_layer)
     assert kept.volume["all-gather", DATA] == kept.size()
     assert many.volume["all-gather", DATA] > 1.99 * many.size()
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_gathered_weights_of_unrolled_layers_do_not_pile_up(remat: bool):
+    """XLA would start all gathers at once and, without remat in the model, keep their results."""
+    net = {layers: Net("nnx", False, layers=layers, remat=remat, **WIDE) for layers in (4, 8)}
+    few, many = (step(net[n], TARGET, stage=3, prefetch_elements=1_000_000) for n in (4, 8))
+    added = 2 * (many.size() - few.size())  # bytes of four layers, whole in bf16
+    grown = many.memory.temp_bytes - few.memory.temp_bytes
+    assert grown < 0.25 * added, "an eighth is the gradients' shards"

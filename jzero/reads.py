@@ -1,0 +1,75 @@
+"""jzero's reads of parameters in a traced loss: what they read, and what they gather."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend import core
+
+from jzero.gather import read_with_tap
+
+# Casts and changes of shape: cheap to redo, and of a weight they are still the weight.
+CHEAP = frozenset(
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+        "dynamic_slice",
+        "pad",
+        "reshape",
+        "rev",
+        "slice",
+        "squeeze",
+        "transpose",
+    }
+)
+
+
+def gathers(primitive, params) -> bool:
+    """Whether an equation is a read that gathers: as called, or as differentiated."""
+    if primitive.name == "all_gather":
+        return any(str(a).startswith("zero_") for a in params["axis_name"])
+    if primitive.name in ("custom_vjp_call", "shard_map"):
+        return any(gathers(eqn.primitive, eqn.params) for j in jaxprs(params) for eqn in j.eqns)
+    return False
+
+
+def is_read(eqn) -> bool:
+    """Whether an equation is a read: of a weight that is gathered, or whose gradient is reduced."""
+    if eqn.primitive.name == "custom_vjp_call":
+        return eqn.params["call_jaxpr"].jaxpr.debug_info.func_name == read_with_tap.__name__
+    return gathers(eqn.primitive, eqn.params)
+
+
+def elements_read(eqn) -> int:
+    """Elements of all weights that an equation reads, loops multiplied out."""
+    if is_read(eqn):
+        return sum(math.prod(v.aval.shape) for v in eqn.outvars)
+    times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+    return times * sum(elements_read(each) for j in jaxprs(eqn.params) for each in j.eqns)
+
+
+def inputs_read(eqn) -> list[int]:
+    """Which of an equation's inputs its reads take: stored weights, and taps for gradients."""
+    if is_read(eqn):
+        return list(range(len(eqn.invars)))
+    for inner in jaxprs(eqn.params):
+        if len(inner.invars) != len(eqn.invars):
+            continue
+        wanted: set[Any] = set()
+        for each in reversed(inner.eqns):
+            wanted.update(each.invars[i] for i in inputs_read(each))
+            if each.primitive.name in CHEAP and not wanted.isdisjoint(each.outvars):
+                wanted.add(each.invars[0])
+        return [i for i, v in enumerate(inner.invars) if v in wanted]
+    return []
+
+
+def jaxprs(params) -> Iterator[core.Jaxpr]:
+    """The jaxprs among an equation's parameters."""
+    for value in params.values():
+        for x in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(x, core.ClosedJaxpr):
+                yield x.jaxpr
+            elif isinstance(x, core.Jaxpr):
+                yield x

@@ -1,0 +1,31 @@
+"""A local loss, traced and rewritten so that whole weights and gradients do not pile up."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from jzero.in_turn import Prefetch, in_turn
+from jzero.regather import keep_all_but_gathered, mostly_uncovered, scan_bodies_covered
+
+
+def rewritten(loss: Callable[..., Any], prefetch: Prefetch, regather: bool) -> Callable[..., Any]:
+    """The same loss: the same numbers and collectives, at other places in the program.
+
+    Arguments:
+      loss: a function of the taps of its parameters.
+      prefetch: how far ahead unrolled layers are gathered.
+      regather: gather weights again for backward instead of keeping them.
+    """
+
+    def wrapped(*args):
+        with scan_bodies_covered() if regather else nullcontext():
+            jaxpr, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+        run = core.jaxpr_as_fun(in_turn(jaxpr, prefetch))
+        if regather and mostly_uncovered(jaxpr):
+            run = jax.checkpoint(run, policy=keep_all_but_gathered)
+        return jax.tree.unflatten(jax.tree.structure(shapes), run(*jax.tree.leaves(args)))
+
+    return wrapped
