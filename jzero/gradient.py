@@ -233,9 +233,10 @@ class Region:
             acc, sums, variables = carry
             index, rows = xs
             grads, new, variables = micro(variables, rows, index)
-            weighted = {
-                p: acc[p] + (g.astype(dtype) * new[1].astype(dtype)) for p, g in grads.items()
-            }
+            with jax.named_scope("zero_accumulate"):
+                weighted = {
+                    p: acc[p] + (g.astype(dtype) * new[1].astype(dtype)) for p, g in grads.items()
+                }
             return (weighted, jax.tree.map(jnp.add, sums, new), variables), None
 
         first = jax.tree.map(lambda x: x[0], split)
