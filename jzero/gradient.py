@@ -291,15 +291,17 @@ class Region:
             # A mean first: the reduction may be in fp16, where a mean fits, and a sum may not.
             return mean(g).astype(dtype)
 
-        if not leaf.shard_gradient:
-            if leaf.shard_state:  # stage 1: once per step, whatever the accumulation
-                return scatter_by_layers(recipe, grad, ready)
+        if not leaf.shard_state:
             names = mesh.manual_data_axes
             return manually(recipe, lambda g: lax.psum(g, names), ready(grad))
+        if not leaf.shard_gradient:  # stage 1: once per step, whatever the accumulation
+            grad = scatter_by_layers(recipe, grad, ready)
+        else:
+            grad = ready(grad) if mesh.replica_axes else mean(grad)
         if mesh.replica_axes:
             names = mesh.manual_names(mesh.replica_axes)
-            return manually(recipe, lambda g: lax.psum(g, names), ready(grad))
-        return mean(grad)
+            return manually(recipe, lambda g: lax.psum(g, names), grad)
+        return grad
 
     def _global_mean(self, total, weight) -> Mean:
         """Total and weight summed over the data axes; without a weight, 1 for each device."""
