@@ -14,9 +14,6 @@ from jax.sharding import NamedSharding
 
 from jzero.recipe import Recipe
 
-_LARGE = 64 << 20
-"""Bytes of a stacked gradient from which a copy costs more than a collective for each layer."""
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def read_with_tap(recipe: Recipe, value, tap):
@@ -79,31 +76,6 @@ def scatter(recipe: Recipe, x) -> jax.Array:
         lambda x: lax.psum_scatter(x, recipe.axes, scatter_dimension=dim, tiled=True),
         x,
     )
-
-
-def scatter_by_layers(recipe: Recipe, x, ready: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Reduce-scatters a whole gradient, a stacked one layer by layer.
-
-    The sharded dimension is major in a layer but not in the stack, of which XLA would make a
-    transposed copy.
-
-    Arguments:
-      recipe: how the leaf is read.
-      x: the gradient, whole.
-      ready: makes of a piece of it what is to be sent: element by element.
-    """
-    sent = x.size * jnp.dtype(recipe.reduce_dtype).itemsize
-    if recipe.leaf.array.layer_axes[:1] != (0,) or sent < _LARGE:
-        return scatter(recipe, ready(x))
-
-    def layer(i, shards):
-        piece = lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
-        return lax.dynamic_update_index_in_dim(shards, scatter(recipe, ready(piece)), i, 0)
-
-    one = jax.eval_shape(lambda x: scatter(recipe, ready(x[0])), x)
-    shards = jnp.zeros((x.shape[0], *one.shape), one.dtype)
-    x, shards = lax.optimization_barrier((x, shards))  # no room for them before it is their turn
-    return lax.fori_loop(0, x.shape[0], layer, shards)
 
 
 def manually(recipe: Recipe, collective: Callable[[jax.Array], jax.Array], x) -> jax.Array:

@@ -14,14 +14,14 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jzero.errors import JzeroError
-from jzero.gather import manually, scatter_by_layers
 from jzero.in_turn import Prefetch
 from jzero.layout import Layout
 from jzero.losses import Mean, loss_parts, mean_value
 from jzero.models.model import Model
-from jzero.partition import STAGES, Leaf, is_float
+from jzero.partition import STAGES, is_float
 from jzero.paths import flatten, unflatten
 from jzero.recipe import Recipe
+from jzero.reduction import finish
 from jzero.rewrite import rewritten
 from jzero.sharded import Sharded
 
@@ -183,7 +183,7 @@ class Region:
             grads, factor, sums, variables = self._accumulate(micro, variables, batch)
         loss, aux = jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
         with jax.named_scope("zero_reduce"):
-            grads = self._finish_all(grads, factor)
+            grads = finish(self.layout, grads, factor)
         return Gradients(grads, loss, aux, self._average(variables, changed))
 
     def _local_losses(self, values, variables, batch, rng):
@@ -262,46 +262,6 @@ class Region:
                 shape[leaf.dim] = leaf.padded // size
             taps[path] = jnp.zeros(shape, recipe.reduce_dtype)
         return taps
-
-    def _finish_all(self, grads, factor):
-        """Every gradient as the optimizer takes it.
-
-        At stage 1 the smallest first, one after the other: a whole gradient is freed before the
-        next shard needs room.
-        """
-        done, last = {}, None
-        for path in sorted(grads, key=lambda p: grads[p].size):
-            leaf, grad = self.layout.leaves[path], grads[path]
-            in_turn = leaf.shard_state and not leaf.shard_gradient
-            if in_turn and last is not None:
-                grad, last = lax.optimization_barrier((grad, last))
-            done[path] = self._finish(leaf, grad, factor)
-            last = done[path] if in_turn else last
-        return done
-
-    def _finish(self, leaf: Leaf, grad, factor):
-        """What a gradient still needs after the last micro-batch."""
-        mesh, dtype = self.layout.mesh, self.layout.policy.communication
-        recipe = self.layout.recipe(leaf, accumulate=False)
-
-        def mean(g):
-            return g if factor is None else g * factor.astype(g.dtype)
-
-        def ready(g):
-            # A mean first: the reduction may be in fp16, where a mean fits, and a sum may not.
-            return mean(g).astype(dtype)
-
-        if not leaf.shard_state:
-            names = mesh.manual_data_axes
-            return manually(recipe, lambda g: lax.psum(g, names), ready(grad))
-        if not leaf.shard_gradient:  # stage 1: once per step, whatever the accumulation
-            grad = scatter_by_layers(recipe, grad, ready)
-        else:
-            grad = ready(grad) if mesh.replica_axes else mean(grad)
-        if mesh.replica_axes:
-            names = mesh.manual_names(mesh.replica_axes)
-            return manually(recipe, lambda g: lax.psum(g, names), grad)
-        return grad
 
     def _global_mean(self, total, weight) -> Mean:
         """Total and weight summed over the data axes; without a weight, 1 for each device."""

@@ -8,6 +8,7 @@ from jax.extend import core
 
 from jzero.gather import read_with_tap
 
+_READ = getattr(read_with_tap, "__name__")  # noqa: B009, as JAX names it in a jaxpr
 # Casts and changes of shape: cheap to redo, and of a weight they are still the weight.
 CHEAP = frozenset(
     {
@@ -37,7 +38,7 @@ def gathers(primitive, params) -> bool:
 def is_read(eqn) -> bool:
     """Whether an equation is a read: of a weight that is gathered, or whose gradient is reduced."""
     if eqn.primitive.name == "custom_vjp_call":
-        return eqn.params["call_jaxpr"].jaxpr.debug_info.func_name == read_with_tap.__name__
+        return eqn.params["call_jaxpr"].jaxpr.debug_info.func_name == _READ
     return gathers(eqn.primitive, eqn.params)
 
 
