@@ -26,7 +26,7 @@ def load(reference: str) -> Workload:
       JzeroError: in one line, what is missing or what went wrong in the file or the factory.
     """
     path, name = split(reference)
-    module = _import(path, reference)
+    module = import_file(path, reference)
     factory = getattr(module, name, None)
     if factory is None:
         raise JzeroError(f"{reference}: {path} has no {name!r}; {_there_are(module)}")
@@ -77,7 +77,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def _import(path: Path, reference: str) -> ModuleType:
+def import_file(path: Path, reference: str) -> ModuleType:
     path = path.resolve()
     folder = str(path.parent)
     if folder not in sys.path:

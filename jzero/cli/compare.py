@@ -2,14 +2,23 @@
 
 import argparse
 import re
+import shlex
 import sys
 from pathlib import Path
 
-from jzero import factory
-from jzero.cli.parser import add_json, check_json, output, whole_number, write_json
+from jzero import factory, targets
+from jzero.cli.parser import (
+    add_json,
+    check_file,
+    output,
+    whole_number,
+    write_file,
+    write_json,
+)
 from jzero.cli.progress import Progress
 from jzero.compare import report
 from jzero.compare.here import is_here
+from jzero.compare.page import page, picture, require_extra
 from jzero.compare.request import Axes, Request
 from jzero.compare.runner import compare
 from jzero.errors import JzeroError
@@ -35,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replicas", type=whole_number, metavar="R", help="groups of devices that repeat shards")
     add("--offload", metavar="WHAT", help="optimizer, params: to the host (not yet)")
     add("--dump-hlo", metavar="DIR", help="write each compiled module to DIR/stageS.hlo.txt")
+    add("--html", metavar="FILE", help="write a page to look at: memory, traffic, what overlaps")
+    add("--png", metavar="FILE", help="write the charts of memory and traffic as a picture")
     add_json(parser)
 
 
@@ -45,7 +56,10 @@ def run(args: argparse.Namespace) -> None:
       JzeroError: arguments, a model or a mesh that jzero cannot use; no compiler or devices.
       RunFailed: a program that does not compile or run, for another reason than memory.
     """
-    check_json(args.json)
+    for option in ("--json", "--html", "--png"):
+        check_file(option, getattr(args, option[2:]))
+    if args.png is not None:
+        require_extra()
     if args.offload is not None:
         raise JzeroError("argument --offload: not yet; leave it out")
     if args.dump_hlo is not None and Path(args.dump_hlo).exists():
@@ -70,6 +84,12 @@ def run(args: argparse.Namespace) -> None:
             print(f"jzero {NAME}: {notice}", file=sys.stderr)
         report.show(found, console)
     write_json(args.json, found.as_dict())
+    if args.html is not None:
+        target = None if is_here(args.target) else targets.parse(args.target)
+        command = shlex.join(["jzero", *sys.argv[1:]])
+        write_file(Path(args.html), page(found, target, command).encode())
+    if args.png is not None:
+        write_file(Path(args.png), picture(found))
 
 
 def stages(text: str) -> tuple[int, ...]:

@@ -54,14 +54,23 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def whole_number_or_0(text: str) -> int:
+    """A whole number of at least 0."""
+    return 0 if text == "0" else whole_number(text)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="OUT", help="write the figures to this file; - is standard output alone"
     )
 
 
-def check_json(out: str | None) -> None:
+def check_file(option: str, out: str | None) -> None:
     """Before anything is computed.
+
+    Arguments:
+      option: what named the file.
+      out: the file; None and "-" are none.
 
     Raises:
       JzeroError: the file cannot be there.
@@ -70,9 +79,9 @@ def check_json(out: str | None) -> None:
         return
     path = Path(out)
     if path.is_dir():
-        raise JzeroError(f"--json {out}: is a folder; give a file")
+        raise JzeroError(f"{option} {out}: is a folder; give a file")
     if not path.absolute().parent.is_dir():
-        raise JzeroError(f"--json {out}: there is no folder {path.parent}")
+        raise JzeroError(f"{option} {out}: there is no folder {path.parent}")
 
 
 @contextmanager
@@ -92,17 +101,17 @@ def write_json(out: str | None, data: Any) -> None:
     if out == "-":
         sys.stdout.write(text)
     else:
-        write_text(Path(out), text)
+        write_file(Path(out), text.encode())
 
 
-def write_text(path: Path, text: str) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all."""
     if path.exists() and not path.is_file():  # a pipe or a device
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_bytes(content)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

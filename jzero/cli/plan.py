@@ -7,7 +7,15 @@ import jax
 from rich.console import Console
 
 from jzero import factory, targets
-from jzero.cli.parser import add_json, check_json, count, output, whole_number, write_json
+from jzero.cli.parser import (
+    add_json,
+    check_file,
+    count,
+    output,
+    whole_number,
+    whole_number_or_0,
+    write_json,
+)
 from jzero.errors import JzeroError
 from jzero.plan import deepspeed, report
 from jzero.plan.leaves import Job, largest_module, lay_out, tokens_of
@@ -60,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
       JzeroError: arguments that do not go together, or a model that jzero cannot use.
     """
-    check_json(args.json)
+    check_file("--json", args.json)
     _check(args)
     target = None if args.target is None else targets.parse(args.target)
     devices = _devices(args.devices, target)
@@ -71,10 +79,6 @@ def run(args: argparse.Namespace) -> None:
         else:
             data = _plan(args, devices, job, target, console)
     write_json(args.json, data)
-
-
-def whole_number_or_0(text: str) -> int:
-    return 0 if text == "0" else whole_number(text)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from jzero.compare.refused import is_refused, needed, there
 from jzero.compare.request import Axes, Request, mesh_axes
 from jzero.compare.row import Row
 from jzero.compare.running import run
-from jzero.compare.traffic import ratios, traffic, volume
+from jzero.compare.traffic import ratios, traffic, user_axes, volume
 from jzero.errors import JzeroError, RunFailed
 from jzero.explain import explain
 from jzero.factory import one_line
@@ -155,6 +155,7 @@ def _row(stage: int, zero: Zero, workload: Workload, target: Target, compiled: C
         comm_ratio=ratio,
         comm_ratio_elements=ratio_elements,
         overlapped_fraction=hidden,
+        schedule=hlo.schedule(text, zero.mesh.manual, user_axes(zero.mesh)),
         notes=notes(found, hidden, setup, workload, _rows(zero)),
     )
 

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jzero.hlo.parts import Schedule
+
 FIGURES = (
     "argument_bytes",
     "temp_bytes",
@@ -60,6 +62,7 @@ class Row:
       seconds_fastest, seconds_slowest: of these steps.
       timed_steps: how many there were.
       notes: what the program shows beside the figures (`jzero.compare.notes`).
+      schedule: what the program computes and sends, in order; see `jzero.hlo.schedule`.
       error: why there is no program, or why it does not run.
     """
 
@@ -86,11 +89,16 @@ class Row:
     seconds_slowest: float | None = None
     timed_steps: int | None = None
     notes: tuple[str, ...] | None = None
+    schedule: Schedule | None = None
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         found = self.collectives
-        return {**asdict(self), "collectives": found and [each.as_dict() for each in found]}
+        return {
+            **asdict(self),
+            "collectives": found and [each.as_dict() for each in found],
+            "schedule": self.schedule and self.schedule.as_dict(),
+        }
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Row":
@@ -98,7 +106,8 @@ class Row:
         if rows is not None:
             rows = tuple(Traffic(**{**each, "axes": tuple(each["axes"])}) for each in rows)
         notes = None if notes is None else tuple(notes)
-        return Row(**{**data, "collectives": rows, "notes": notes})
+        schedule = data["schedule"] and Schedule.from_dict(data["schedule"])
+        return Row(**{**data, "collectives": rows, "notes": notes, "schedule": schedule})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jzero.mesh import ZeroMesh
 
 def traffic(found: Iterable[Collective], mesh: ZeroMesh) -> tuple[Traffic, ...]:
     """The collectives, largest first, with mesh axes called as the user calls them."""
-    own = dict(zip(mesh.manual_data_axes, mesh.data_axes, strict=True))
+    own = user_axes(mesh)
     rows = [
         Traffic(
             each.op,
@@ -26,6 +26,11 @@ def traffic(found: Iterable[Collective], mesh: ZeroMesh) -> tuple[Traffic, ...]:
         for each in found
     ]
     return tuple(sorted(rows, key=lambda row: -math.inf if row.bytes is None else -row.bytes))
+
+
+def user_axes(mesh: ZeroMesh) -> dict[str, str]:
+    """What the user calls each mesh axis that a step has under another name."""
+    return dict(zip(mesh.manual_data_axes, mesh.data_axes, strict=True))
 
 
 def volume(rows: Sequence[Traffic], mesh: ZeroMesh) -> int | None:

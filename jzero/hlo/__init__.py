@@ -9,12 +9,19 @@ from jzero.hlo.collectives import (
     total,
 )
 from jzero.hlo.memory import Memory, memory
+from jzero.hlo.moved import Moved
+from jzero.hlo.origins import Kind
 from jzero.hlo.overlap import overlapped_fraction
+from jzero.hlo.parts import Schedule
+from jzero.hlo.schedule import schedule
 from jzero.hlo.sites import Site, sites
 
 __all__ = [
     "Collective",
+    "Kind",
     "Memory",
+    "Moved",
+    "Schedule",
     "Site",
     "bytes_by",
     "collectives",
@@ -22,6 +29,7 @@ __all__ = [
     "elements_by",
     "memory",
     "overlapped_fraction",
+    "schedule",
     "sites",
     "total",
 ]

@@ -81,6 +81,10 @@ class Browser:
         found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
+    def close(self) -> None:
+        """Ends the browser and all of its processes."""
+        self._call("Browser.close", None)
+
     def _call(self, method: str, session: str | None, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -126,7 +130,10 @@ def running(program: str, folder: Path) -> Iterator[Browser]:
     os.close(to_us)
     with os.fdopen(commands, "wb") as out, os.fdopen(answers, "rb") as back:
         try:
-            yield Browser(out, back)
+            browser = Browser(out, back)
+            yield browser
+            browser.close()
+            process.wait(timeout=20)
         finally:
             process.kill()
             process.wait()
