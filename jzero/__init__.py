@@ -1,5 +1,6 @@
 """ZeRO sharding, stages 0 to 3, for JAX, Flax and Optax."""
 
+from jzero.audit import audit
 from jzero.errors import ConfigError, JzeroError
 from jzero.losses import Mean
 from jzero.models import stop_gradient
@@ -17,6 +18,7 @@ __all__ = [
     "State",
     "Workload",
     "Zero",
+    "audit",
     "gather",
     "stop_gradient",
 ]

@@ -21,6 +21,7 @@ _BRANCHES = re.compile(
     r"\b(branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _NAME = re.compile(r"%?([\w.\-]+)")
+_DIMS_OR_LAYOUT = re.compile(r"(?<=\[)[^\]]*|\{[^}]*\}")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Instruction:
     """One line of a computation.
 
     `shapes` are the arrays of the result (a tuple's leaves in order), `operands` names in the same
-    computation, `argument` the text between the parentheses, `attributes` the text after them.
+    computation, `argument` the text between the parentheses, `attributes` the text after them,
+    `result` the text of the result's type.
     """
 
     name: str
@@ -53,6 +55,12 @@ class Instruction:
     operands: tuple[str, ...]
     argument: str
     attributes: str
+    result: str
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many arrays each element of the result's tuple holds; (1,) of an array."""
+        return _widths(self.result)
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -161,7 +169,8 @@ def _instruction(name: str, rest: str) -> Instruction:
     argument = rest[opcode.end() : close - 1]
     constant = opcode[1] in ("constant", "parameter")
     operands = () if constant else tuple(part.split()[-1].lstrip("%") for part in _split(argument))
-    return Instruction(name, opcode[1], _shapes(rest[:end]), operands, argument, rest[close:])
+    result, attributes = rest[:end], rest[close:]
+    return Instruction(name, opcode[1], _shapes(result), operands, argument, attributes, result)
 
 
 def _split(argument: str) -> list[str]:
@@ -194,6 +203,22 @@ def _shapes(text: str) -> tuple[Shape, ...]:
         Shape(dtype, tuple(int(dim.strip(" <=?") or 0) for dim in dims.split(",") if dim.strip()))
         for dtype, dims in _SHAPE.findall(text)
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _widths(text: str) -> tuple[int, ...]:
+    if not text.startswith("("):
+        return (1,)
+    # What is left of the type are its tuples' brackets and commas, and "[" for each array.
+    marks = re.findall(r"[(),\[]", _DIMS_OR_LAYOUT.sub("", text))
+    found, arrays, depth = [], 0, 0
+    for mark in marks[1:]:
+        if depth == 0 and mark in ",)":
+            found.append(arrays)
+            arrays = 0
+        depth += (mark == "(") - (mark == ")")
+        arrays += mark == "["
+    return tuple(found) if any(found) else ()
 
 
 def _bits(dtype: str) -> int:
