@@ -21,7 +21,6 @@ from jzero.config.values import (
     read_number,
     whole,
 )
-from jzero.config.zero_section import NO_CHECKPOINTS
 
 TagValidation = Annotated[str, BeforeValidator(one_of("Ignore", "Warn", "Fail"))]
 LogLevel = Annotated[
@@ -162,37 +161,51 @@ class Timers(Section):
     throughput: Throughput = section(Throughput)
 
 
+_WRITER = "each process writes its own pieces, in the background"
+
+
 class ParallelWrite(Section):
     """`checkpoint.parallel_write`."""
 
-    pipeline_stage: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
+    pipeline_stage: Flag = notice(False, _WRITER, bites=bool)
 
 
 class Writer(Section):
     """`checkpoint.writer`."""
 
     type: Annotated[str, BeforeValidator(one_of("MOCK", "PYTHON", "FAST"))] = notice(
-        "FAST", NO_CHECKPOINTS
+        "FAST", _WRITER
     )
-    io_buffer_size: Count = notice(64 * 1024 * 1024, NO_CHECKPOINTS)
-    io_buffer_double: Flag = notice(True, NO_CHECKPOINTS)
-    show_statistics: Flag = notice(False, NO_CHECKPOINTS)
+    io_buffer_size: Count = notice(64 * 1024 * 1024, _WRITER)
+    io_buffer_double: Flag = notice(True, _WRITER)
+    show_statistics: Flag = notice(False, _WRITER)
     data_parallel: (
         Annotated[str, BeforeValidator(one_of("REPLICA", "SOCKET", "MACHINE"))] | None
-    ) = notice(None, NO_CHECKPOINTS)
-    decoupled: Flag = notice(False, NO_CHECKPOINTS)
-    io_multiplier: Count = notice(1, NO_CHECKPOINTS)
+    ) = notice(None, _WRITER)
+    decoupled: Flag = notice(False, _WRITER)
+    io_multiplier: Count = notice(1, _WRITER)
 
 
 class Checkpoint(Section):
     """`checkpoint`."""
 
-    tag_validation: TagValidation = notice("Warn", NO_CHECKPOINTS, bites=lambda v: v != "Warn")
-    load_universal: Flag = not_yet(False, NO_CHECKPOINTS)
-    use_node_local_storage: Flag = not_yet(False, NO_CHECKPOINTS)
+    tag_validation: TagValidation = notice(
+        "Warn", "steps are named by their number", bites=lambda v: v != "Warn"
+    )
+    load_universal: Flag = notice(
+        False,
+        "every checkpoint fits any stage and any number of devices; those of DeepSpeed are "
+        "converted by `jzero checkpoint import-deepspeed`",
+        bites=bool,
+    )
+    use_node_local_storage: Flag = refused(
+        False, "all processes write to one folder, on a file system that they share"
+    )
     parallel_write: ParallelWrite = section(ParallelWrite)
-    checkpoint_serialization: Flag = notice(True, NO_CHECKPOINTS, bites=lambda v: not v)
-    writer: Writer | None = notice(None, NO_CHECKPOINTS)
+    checkpoint_serialization: Flag = notice(
+        True, "arrays are written as Zarr, not pickled", bites=lambda v: not v
+    )
+    writer: Writer | None = notice(None, _WRITER)
 
 
 class Aio(Section):

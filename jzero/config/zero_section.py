@@ -16,7 +16,6 @@ PERSISTENCE_THRESHOLD = 100_000
 _BUCKETS = "there are no buckets; XLA's combiner thresholds, in bytes, are the nearest relative"
 _LIVE = "a layer's gathered weights are not kept for backward unless keep_gathered=True"
 _NVME = "it only matters to NVMe offload"
-NO_CHECKPOINTS = "there are no checkpoints yet"
 
 
 def _more_than_one(value: int) -> bool:
@@ -75,8 +74,12 @@ class ZeroOptimization(Section):
     overlap_comm: Flag | None = notice(
         None, "XLA schedules communication inside one program, so there is no race to avoid"
     )
-    load_from_fp32_weights: Flag = not_yet(True, NO_CHECKPOINTS)
-    elastic_checkpoint: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
+    load_from_fp32_weights: Flag = refused(
+        True, "master weights are always restored from the fp32 weights of a checkpoint"
+    )
+    elastic_checkpoint: Flag = notice(
+        False, "every checkpoint fits any number of devices", bites=bool
+    )
     offload_param: OffloadParam = section(OffloadParam)
     offload_optimizer: OffloadOptimizer = section(OffloadOptimizer)
     zenflow: dict | None = refused(None, "it changes the update rule")
@@ -99,7 +102,9 @@ class ZeroOptimization(Section):
         "the most elements of unrolled layers that are gathered at a time, if a layer is no larger",
     )
     stage3_max_reuse_distance: Count = notice(1_000_000_000, _LIVE)
-    stage3_gather_16bit_weights_on_model_save: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
+    stage3_gather_16bit_weights_on_model_save: Flag = notice(
+        False, "`jzero checkpoint export` writes whole weights of any stage", bites=bool
+    )
     stage3_module_granularity_threshold: Count = notice(0, "gathers follow the reads of the model")
     stage3_use_all_reduce_for_fetch_params: Flag = notice(False, "gathers are all-gathers")
     stage3_allgather_sequential: Flag = notice(False, "XLA schedules the gathers")
@@ -123,7 +128,9 @@ class ZeroOptimization(Section):
     )
     mics_hierarchical_params_gather: Flag = notice(False, "XLA picks the route of a gather")
     memory_efficient_linear: Flag = notice(True, _LIVE)
-    pipeline_loading_checkpoint: Flag = notice(False, NO_CHECKPOINTS, bites=bool)
+    pipeline_loading_checkpoint: Flag = notice(
+        False, "each process reads its own pieces alone", bites=bool
+    )
     override_module_apply: Flag = notice(True, "state is born sharded")
     log_trace_cache_warnings: Flag = notice(False, "there is no trace cache")
     enable_sanity_checks: Flag = notice(

@@ -166,16 +166,18 @@ def test_switched_off_or_harmless_is_accepted_silently(config):
 def test_export_flag_is_said():
     notices = load({ZERO: {"stage3_gather_fp16_weights_on_model_save": True}}).notices
     name = f"{ZERO}.stage3_gather_fp16_weights_on_model_save"
-    assert notices == (f"{name}: no effect: there are no checkpoints yet",)
-
-
-def test_what_a_checkpoint_would_be_read_for_is_not_there_yet():
-    with pytest.raises(ConfigError) as error:
-        load({"checkpoint": {"load_universal": True}})
-    assert str(error.value) == (
-        "checkpoint.load_universal: found true; not supported yet: there are no checkpoints yet; "
-        "allowed: false"
+    assert notices == (
+        f"{name}: no effect: `jzero checkpoint export` writes whole weights of any stage",
     )
+
+
+def test_checkpoint_keys():
+    notices = load({"checkpoint": {"load_universal": True}}).notices
+    assert len(notices) == 1 and "jzero checkpoint import-deepspeed" in notices[0]
+    with pytest.raises(ConfigError, match="use_node_local_storage: found true.*file system"):
+        load({"checkpoint": {"use_node_local_storage": True}})
+    with pytest.raises(ConfigError, match="load_from_fp32_weights: found false"):
+        load({ZERO: {"load_from_fp32_weights": False}})
 
 
 def test_prefetch_by_its_keys_and_keywords():
