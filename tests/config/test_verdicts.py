@@ -37,7 +37,6 @@ REFUSED = {
     "wandb.enabled": True,
     "comet.enabled": True,
     "comms_logger.enabled": True,
-    "checkpoint.load_universal": True,
     "checkpoint.use_node_local_storage": True,
     "tensor_parallel.autotp_size": 2,
     "sequence_parallel_size": 2,
