@@ -19,10 +19,12 @@ from jzero.compare.refused import is_refused, needed, there
 from jzero.compare.request import Axes, Request, mesh_axes
 from jzero.compare.row import Row
 from jzero.compare.running import run
+from jzero.compare.split import peak_split
 from jzero.compare.traffic import ratios, traffic, user_axes, volume
 from jzero.errors import JzeroError, RunFailed
 from jzero.explain import explain
 from jzero.factory import one_line
+from jzero.hlo.buffers import Buffers, compile_with_buffers
 from jzero.plan.fit import JAX_FRACTION, USABLE
 from jzero.plan.leaves import config_of
 from jzero.plan.rows import size
@@ -59,14 +61,14 @@ def measure(request: Request) -> dict[str, Any]:
     options = xla_options.options(target.kind, layer)
     began = time.perf_counter()
     try:
-        compiled = lowered.compile(compiler_options=dict(options.per_program))
+        compiled, buffers = compile_with_buffers(lowered, options.per_program)
     except Exception as error:
         if not is_refused(error):
             raise RunFailed(f"stage {request.stage} does not compile: {one_line(error)}") from error
         row = _refused(request.stage, str(error))
     else:
         seconds = time.perf_counter() - began
-        row = _row(request.stage, zero, workload, target, compiled)
+        row = _row(request.stage, zero, workload, target, compiled, buffers)
         row = replace(row, trace_seconds=round(traced, 3), compile_seconds=round(seconds, 3))
         if request.dump is not None:
             _dump(Path(request.dump), request.stage, compiled)
@@ -126,7 +128,14 @@ def _rows(zero: Zero) -> int:
     return batch.train or (batch.micro or 1) * batch.accumulation * zero.mesh.data_size
 
 
-def _row(stage: int, zero: Zero, workload: Workload, target: Target, compiled: Compiled) -> Row:
+def _row(
+    stage: int,
+    zero: Zero,
+    workload: Workload,
+    target: Target,
+    compiled: Compiled,
+    buffers: Buffers | None,
+) -> Row:
     setup = zero.setup
     memory = hlo.memory(compiled)
     text = compiled.as_text() or ""
@@ -145,6 +154,7 @@ def _row(stage: int, zero: Zero, workload: Workload, target: Target, compiled: C
         temp_bytes=memory.temp_bytes,
         alias_bytes=memory.alias_bytes,
         peak_bytes=memory.peak_bytes,
+        peak_split=peak_split(buffers, text, memory),
         host_bytes=memory.host_bytes,
         capacity_bytes=capacity,
         fits=None if share is None else share <= USABLE,

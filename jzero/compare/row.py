@@ -62,6 +62,7 @@ class Row:
       seconds_fastest, seconds_slowest: of these steps.
       timed_steps: how many there were.
       notes: what the program shows beside the figures (`jzero.compare.notes`).
+      peak_split: what the peak is made of; see `jzero.compare.split`.
       schedule: what the program computes and sends, in order; see `jzero.hlo.schedule`.
       error: why there is no program, or why it does not run.
     """
@@ -89,6 +90,7 @@ class Row:
     seconds_slowest: float | None = None
     timed_steps: int | None = None
     notes: tuple[str, ...] | None = None
+    peak_split: dict[str, int] | None = None
     schedule: Schedule | None = None
     error: str | None = None
 
