@@ -96,7 +96,7 @@ def _environment(target: targets.Target | None, flags: Sequence[str]) -> dict[st
     variables = dict(os.environ)
     if target is not None:
         variables |= targets.environment(target)
-        # A program from the cache has no record of its buffers, nor the time that it takes to compile.
+    # A program from the cache has no record of its buffers, nor the time that it takes to compile.
     variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     variables["XLA_FLAGS"] = " ".join([variables.get("XLA_FLAGS", ""), *flags]).strip()
     # What this process can import, and no more: not the folder that it happens to be in.
