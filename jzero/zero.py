@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jzero import config as configs
 from jzero.batches import batches, place_batch
 from jzero.birth import born, placed
+from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.errors import JzeroError
 from jzero.explain import Explanation, explain
 from jzero.layout import is_leaf
@@ -261,6 +262,42 @@ class Zero:
         check_usable(state)
         leaves = self.setup.layout.opt_leaves
         return jax.tree.map(self._true, leaves, state.opt_state, is_leaf=is_leaf)
+
+    def checkpointer(
+        self,
+        folder: str | Path,
+        *,
+        every: int = 50,
+        keep_last: int | None = 3,
+        keep_every: int | None = None,
+        trainable_only: bool = False,
+        timeout: float = 1800.0,
+    ) -> Checkpointer:
+        """Saves states of this model in the background, and restores them on any mesh and stage.
+
+        Arguments:
+          folder: where the step folders go, on a file system that all processes see.
+          every: steps between saves.
+          keep_last: how many of the last steps stay; None for all.
+          keep_every: multiples of it stay for good; itself a multiple of `every`.
+          trainable_only: leave out the parameters that are not trained.
+          timeout: seconds that a save waits for the other processes.
+
+        Returns:
+          A `Checkpointer`, for a `with` block around the training loop: see docs/checkpoints.md.
+
+        Raises:
+          JzeroError: an interval or a number that is not positive.
+        """
+        return Checkpointer(
+            self,
+            folder,
+            every=every,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            trainable_only=trainable_only,
+            timeout=timeout,
+        )
 
     def _true(self, leaf: Leaf, x: jax.Array) -> jax.Array:
         """A stored array without padding: whole then, since nothing divides it."""

@@ -3,7 +3,10 @@
     python examples/lm/train.py --config examples/lm/stage3.json --devices 8
 
 Read it from top to bottom: the command line, the devices, the run, and what is said of it. All that
-knows of ZeRO is in `train`: `Zero`, `init`, `train_step`, `eval_step`, `batches`, `model`.
+knows of ZeRO is in `train`: `Zero`, `init`, `train_step`, `eval_step`, `batches`, `checkpointer`.
+
+Checkpoints go to DIR/checkpoints. SIGTERM saves the step that is running and ends the run with exit
+code 143; the same command with --resume goes on from there, as it does after a crash.
 
 In several processes: start the same command in each, under `srun` or `mpirun`, or with
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set. Files and progress come from
@@ -16,15 +19,17 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from data import Corpus, held_out_batches, prepare, train_batches
+from grain import DatasetIterator
 from jax.sharding import Mesh
 from model import LM, PRESETS, LMConfig, loss_fn
 from record import Record, finite, hbm_table, write_json
+from resume import LAST, identity, resume
 from rich.console import Console
 from rich.text import Text
 from sample import generate
@@ -32,13 +37,15 @@ from sample import generate
 import jzero
 from jzero import config as configs
 from jzero.birth import born
+from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.config.source import read
-from jzero.errors import JzeroError
+from jzero.errors import JzeroError, RunFailed
 from jzero.explain import stage_table
 from jzero.measure import real_bytes
 from jzero.watch import ScaleError
 
-IN_FLIGHT = 2  # steps that are dispatched before the first one's metrics are waited for
+STOPPED = 143  # exit code of a run that SIGTERM ended early: what a shell gives for that signal
+STOPPED = 143  # exit code of a run that SIGTERM ended early: what a shell gives for that signal
 SAMPLE_TOKENS = 96
 SMALL_STATE = (
     64 << 20
@@ -79,32 +86,40 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add("--model", choices=list(PRESETS), default="tiny", metavar="PRESET", help=", ".join(PRESETS))
     add("--out", type=Path, metavar="DIR", help="a new folder for results (runs/lm-DATE-TIME)")
-    add("--resume", nargs="?", const="last", metavar="STEP", help="not yet")
-    add("--save-every", metavar="K", help="not yet")
+    add(
+        "--resume",
+        type=whole_number,
+        nargs="?",
+        const=LAST,
+        metavar="STEP",
+        help="go on in DIR from its last checkpoint, or from that of STEP",
+    )
+    add("--save-every", type=whole_number, default=50, metavar="K", help="steps (50)")
     add("--devices", type=whole_number, metavar="N", help="use the first N; virtual ones on a CPU")
     args = parser.parse_args(arguments)
-    for flag, value in (("--resume", args.resume), ("--save-every", args.save_every)):
-        if value is not None:
-            parser.error(f"argument {flag}: not yet: this version writes no checkpoints")
+    if args.out is None and args.resume is not None:
+        parser.error("argument --resume: say which run with --out DIR")
     if args.out is None:
         args.out = Path("runs") / time.strftime("lm-%Y%m%d-%H%M%S")
     return args
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0; 2 for bad usage or input, 1 for a failure while running, with one line each."""
+    """Exit code 0; 2 for bad usage or input, 1 for a failure while running, with one line each.
+
+    143 where SIGTERM or a preemption notice ended the run, with its last step saved.
+    """
     args = parse(arguments)
     try:
-        train(args)
+        return train(args)
     except KeyboardInterrupt:
         return failed("interrupted", 130)
-    except (Failure, ScaleError, OSError) as error:
+    except (Failure, RunFailed, ScaleError, OSError) as error:
         return failed(error, 1)
     except jax.errors.JaxRuntimeError as error:  # such as no memory; the rest is XLA's own account
         return failed(str(error).partition("\n")[0], 1)
     except JzeroError as error:
         return failed(error, 2)
-    return 0
 
 
 def failed(error: object, code: int) -> int:
@@ -127,10 +142,13 @@ def read_config(path: str, steps: int) -> configs.Config:
     return config
 
 
-def check_out(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "is not empty" if folder.is_dir() else "is a file"
-        raise JzeroError(f"--out {folder}: {what}; give a new folder")
+def check_out(folder: Path, resumed: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise JzeroError(f"--out {folder}: is a file; give a folder")
+    if folder.exists() and any(folder.iterdir()) and not resumed:
+        raise JzeroError(
+            f"--out {folder}: is not empty; give a new folder, or go on in this one with --resume"
+        )
 
 
 def join_processes() -> None:
@@ -181,9 +199,10 @@ def make_mesh(count: int | None) -> Mesh | None:
 # --- the run -------------------------------------------------------------------------------------
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace) -> int:
     config = read_config(args.config, args.steps)
-    check_out(args.out)  # in every process, before process 0 can have written to it
+    # In every process, before process 0 can have written to it.
+    check_out(args.out, resumed=args.resume is not None)
     join_processes()
     zero = jzero.Zero(config, mesh=make_mesh(args.devices))
     first, batch = jax.process_index() == 0, zero.batch
@@ -197,15 +216,81 @@ def train(args: argparse.Namespace) -> None:
     size = PRESETS[args.model]
     corpus = prepare(args.data, size.vocabulary)
     processes = (jax.process_index(), jax.process_count())
-    rows = zero.batches(train_batches(corpus, size.context, batch.train, 0, *processes))
+    source = train_batches(corpus, size.context, batch.train, 0, *processes)
+    rows = zero.batches(source)
+    run = identity(args.model, corpus, batch.train)
+    with Checkpointer(zero, args.out / "checkpoints", every=args.save_every) as checkpoints:
+        state, done = begin(args, zero, checkpoints, source, run, out)
+        describe(args.model, zero, corpus, out)
+        monitor = zero.monitor(args.out)
+        step = zero.train_step(loss_fn, monitor=monitor)
+        if first:
+            write_json(args.out / "config.json", config.resolved())
+            (args.out / "summary.json").unlink(missing_ok=True)  # it told of fewer steps
+        began = time.perf_counter()
+        with Record(args.out, args.steps, done, batch.train, size.context, first) as record:
+            for number in range(done + 1, args.steps + 1):
+                state, metrics = step(state, next(rows))
+                if number == done + 1:
+                    record.compiled(time.perf_counter() - began)
+                record.add(metrics)
+                position = {"run": run, "batches": source.get_state()}
+                checkpoints.save(state, position, before=record.sync)
+                if checkpoints.stopping:
+                    break
+            step.finish()
+        monitor.close()
+    seconds = time.perf_counter() - began
+    if checkpoints.stopping:
+        if first:
+            text = f"stopped after step {record.number} of {args.steps}, which is saved"
+            print(f"train.py: {text}: go on with --resume", file=sys.stderr)
+        return STOPPED
+    summary = report(args, zero, state, record, corpus, seconds, out)
+    if first:
+        write_json(args.out / "summary.json", summary)
+    out.print(Text(f"Results: {args.out}"), soft_wrap=True)
+    for row in summary["stages"]:
+        found = row["measured"]
+        if found is not None and any(row[kind] != count for kind, count in found.items()):
+            raise Failure(f"stage {row['stage']}: the shards hold {found}, the specs say {row}")
+    return 0
 
-    state = zero.init(lambda rngs: LM(size, rngs=rngs), seed=0)
-    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(zero.setup.params))
-    explanation = zero.explain()
+
+def begin(
+    args: argparse.Namespace,
+    zero: jzero.Zero,
+    checkpoints: Checkpointer,
+    source: DatasetIterator,
+    run: dict[str, Any],
+    out: Console,
+) -> tuple[jzero.State, int]:
+    """A new state or a checkpoint's, and the steps that are done; `source` is put at its place."""
+
+    def init(rngs):
+        return LM(PRESETS[args.model], rngs=rngs)
+
+    zero.setup_for(init, seed=0)
+    restored = None
+    if args.resume is not None:
+
+        def say(line: str) -> None:
+            out.print(Text(line), soft_wrap=True)
+
+        restored = resume(checkpoints, args.resume, run, zero.config, args.steps, say)
+    if restored is None:
+        return zero.init(init, seed=0), 0
+    source.set_state(restored.data["batches"])
+    return restored.state, restored.step
+
+
+def describe(name: str, zero: jzero.Zero, corpus: Corpus, out: Console) -> None:
+    """What is about to be trained, and what each device keeps."""
+    explanation, batch = zero.explain(), zero.batch
     out.print(
-        f"\n{args.model}: {parameters:,} parameters, stage {config.stage}, "
-        f"{zero.mesh.data_size} devices, {config.compute_dtype}, "
-        f"{batch.train} rows of {size.context} tokens a step in {batch.accumulation} micro-batches"
+        f"\n{name}: {count_parameters(zero):,} parameters, stage {zero.config.stage}, "
+        f"{zero.mesh.data_size} devices, {zero.config.compute_dtype}, {batch.train} rows of "
+        f"{PRESETS[name].context} tokens a step in {batch.accumulation} micro-batches"
     )
     kept = ", ".join(f"{kind} {count:,}" for kind, count in explanation.bytes_per_device.items())
     out.print(f"Bytes on each device: {kept}; {explanation.sharded_share:.2%} of all are sharded")
@@ -213,64 +298,49 @@ def train(args: argparse.Namespace) -> None:
         f"Corpus: {len(corpus.train):,} tokens to train on, {len(corpus.held_out):,} held out\n"
     )
 
-    monitor = zero.monitor(args.out)
-    step = zero.train_step(loss_fn, monitor=monitor)
-    if first:
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_json(args.out / "config.json", config.resolved())
-    began = time.perf_counter()
-    with Record(args.out, args.steps, batch.train, size.context, first) as record:
-        in_flight: deque[dict[str, jax.Array]] = deque()
-        try:
-            for number in range(1, args.steps + 1):
-                state, metrics = step(state, next(rows))
-                if number == 1:
-                    record.compiled(time.perf_counter() - began)
-                in_flight.append(metrics)
-                if len(in_flight) > IN_FLIGHT:
-                    record.add(in_flight.popleft())
-        finally:  # also where the loss scale has given up
-            while in_flight:
-                record.add(in_flight.popleft())
-        step.finish()
-    monitor.close()
-    seconds = time.perf_counter() - began
 
+def report(
+    args: argparse.Namespace,
+    zero: jzero.Zero,
+    state: jzero.State,
+    record: Record,
+    corpus: Corpus,
+    seconds: float,
+    out: Console,
+) -> dict[str, Any]:
+    """Evaluates what was trained, prints it, and gives what `summary.json` holds."""
+    size, stage = PRESETS[args.model], zero.config.stage
     nats = validate(zero, state, corpus, size)
     reached, unigram = corpus.bits_per_byte(nats), corpus.unigram_bits_per_byte()
-    table, measured = stage_table(zero.setup, batch.accumulation), measure_stages(zero, state)
-    summary = {
-        "parameters": parameters,
-        "stage": config.stage,
+    table, measured = stage_table(zero.setup, zero.batch.accumulation), measure_stages(zero, state)
+    skipped = int(state.skipped)
+    out.print(f"\n{args.steps} steps in {seconds:.0f} s, {skipped} of them skipped")
+    out.print(f"Held-out loss {nats:.4f} nats per token = {reached:.4f} bits per byte of text")
+    below = 1 - reached / unigram
+    out.print(f"Unigram entropy {unigram:.4f} bits per byte; the model is {below:.1%} below it\n")
+    out.print(hbm_table(table, measured, stage))
+    text = continuation(zero, state, corpus, size)
+    out.print(Text(f"\nA sample of the model's text:\n\n{text}\n"), soft_wrap=True)
+    return {
+        "parameters": count_parameters(zero),
+        "stage": stage,
         "devices": zero.mesh.data_size,
         "steps": args.steps,
         "train_loss": record.loss,
         "validation_loss": finite(nats),
         "bits_per_byte": finite(reached),
         "unigram_bits_per_byte": unigram,
-        "bytes_per_device": measured[config.stage],
+        "bytes_per_device": measured[stage],
         "model": args.model,
         "seconds": seconds,
         "compile_seconds": record.compile_seconds,
-        "skipped_steps": int(state.skipped),
+        "skipped_steps": skipped,
         "stages": [row | {"measured": measured.get(row["stage"])} for row in table],
     }
-    if first:
-        write_json(args.out / "summary.json", summary)
-    out.print(
-        f"\n{args.steps} steps in {seconds:.0f} s, {summary['skipped_steps']} of them skipped"
-    )
-    out.print(f"Held-out loss {nats:.4f} nats per token = {reached:.4f} bits per byte of text")
-    below = 1 - reached / unigram
-    out.print(f"Unigram entropy {unigram:.4f} bits per byte; the model is {below:.1%} below it\n")
-    out.print(hbm_table(table, measured, config.stage))
-    text = continuation(zero, state, corpus, size)
-    out.print(Text(f"\nA sample of the model's text:\n\n{text}\n"), soft_wrap=True)
-    out.print(Text(f"Results: {args.out}"), soft_wrap=True)
-    for row in table:
-        found = measured.get(row["stage"])
-        if found is not None and any(row[kind] != count for kind, count in found.items()):
-            raise Failure(f"stage {row['stage']}: the shards hold {found}, the specs say {row}")
+
+
+def count_parameters(zero: jzero.Zero) -> int:
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(zero.setup.params))
 
 
 def validate(zero: jzero.Zero, state: jzero.State, corpus: Corpus, size: LMConfig) -> float:

@@ -3,11 +3,11 @@
 import os
 import sys
 
-from jzero.cli import compare, plan
+from jzero.cli import checkpoint, compare, plan
 from jzero.cli.parser import Parser
 from jzero.errors import JzeroError, RunFailed
 
-SUBCOMMANDS = (plan, compare)
+SUBCOMMANDS = (plan, compare, checkpoint)
 """Modules with a NAME, a SUMMARY, `add_arguments(parser)` and `run(args)`."""
 
 

@@ -1,21 +1,12 @@
 """The training script as a user runs it: its files, its figures, and what it says of bad input."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import socket
 
 import numpy as np
 import pytest
+from lm_runs import FLAGS, Session, config, corpus, lines, run, start
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "lm" / "train.py"
-FLAGS = (
-    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120 "
-    "--xla_cpu_collective_call_terminate_timeout_seconds=600 "
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
 # Most tests look at one run or one process; two workers would start two of each.
 pytestmark = pytest.mark.xdist_group("lm_train")
 
@@ -40,48 +31,6 @@ SUMMARY = {
     "unigram_bits_per_byte",
     "bytes_per_device",
 }
-
-
-def start(folder, *arguments, **environment):
-    """The script in `folder`, with warnings as errors and its cache in `folder` too."""
-    search = os.pathsep.join(p for p in sys.path if p)
-    env = os.environ | {"XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": search}
-    env |= {"XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    command = [sys.executable, "-W", "error", SCRIPT, *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
-
-
-def run(folder, *arguments, **environment):
-    process = start(folder, *arguments, **environment)
-    try:
-        out, err = process.communicate(timeout=400)
-    finally:
-        process.kill()
-    return process.returncode, out, err
-
-
-def corpus(folder):
-    """A file of some ten thousand words that follow one another by simple rules."""
-    rng = np.random.default_rng(0)
-    words = "each device keeps a shard of what the stage names and gathers the rest on use".split()
-    lines = [" ".join(words[i : i + rng.integers(3, 9)]) for i in rng.integers(0, 12, 6000)]
-    path = folder / "corpus.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def config(folder, **changes):
-    """The example's configuration with changes, and a warm-up for a few steps."""
-    settings = json.loads((ROOT / "examples/lm/stage3.json").read_text())
-    settings["scheduler"]["params"] |= {"warmup_num_steps": 30, "warmup_type": "log"}
-    path = folder / "config.json"
-    path.write_text(json.dumps(settings | changes))
-    return path
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # --- a run
@@ -172,8 +121,6 @@ def test_monitors_write_beside_the_metrics(trained):
 @pytest.mark.slow
 def test_two_processes_write_one_set_of_files(tmp_path, trained):
     """Also another stage: it must not show in the losses."""
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -261,10 +208,10 @@ BAD = {
     "short flag": (lambda f: ["--conf", config(f)], "--config"),
     "missing data": (lambda f: ["--config", config(f), "--data", f / "none.txt"], "none.txt"),
     "too little data": (lambda f: ["--config", config(f), "--data", write(f, "a b")], "--data"),
-    "resume": (lambda f: ["--config", config(f), "--resume"], "--resume: not yet"),
-    "resume a step": (lambda f: ["--config", config(f), "--resume", 5], "--resume: not yet"),
-    "save every": (lambda f: ["--config", config(f), "--save-every", 5], "--save-every: not yet"),
-    "folder in use": (lambda f: ["--config", config(f), "--out", f], "not empty"),
+    "resume what": (lambda f: ["--config", config(f), "--resume"], "say which run with --out"),
+    "no step": (lambda f: ["--config", config(f), "--out", f, "--resume", 0], "--resume"),
+    "save never": (lambda f: ["--config", config(f), "--save-every", 0], "--save-every"),
+    "folder in use": (lambda f: ["--config", config(f), "--out", f], "not empty; give a new"),
     "out is a file": (lambda f: ["--config", config(f), "--out", config(f)], "is a file"),
 }
 
@@ -276,44 +223,15 @@ def overflowing(folder):
     return ["--config", settings, "--data", corpus(folder), "--out", folder / "new", "--steps", 9]
 
 
-# Each run of the script takes some seconds to import JAX: one process reads them all.
-ALL = """
-import contextlib, io, json, pathlib, sys
-sys.path.insert(0, sys.argv[1])
-import train
-for line in sys.stdin:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = train.main(json.loads(line))
-        except SystemExit as end:
-            code = end.code
-        except BaseException as error:
-            code = repr(error)
-    print(json.dumps([code, err.getvalue()]))
-"""
-
-
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    cases = []
-    for arguments in [*(arguments for arguments, _ in BAD.values()), overflowing]:
-        folder = tmp_path_factory.mktemp("bad")
-        cases.append(json.dumps(["--steps", "2", *map(str, arguments(folder))]))
-    folder = tmp_path_factory.mktemp("all")
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(folder)}
-    env |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, "-c", ALL, str(SCRIPT.parent)],
-        input="\n".join(cases),
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip([*BAD, "overflow"], map(json.loads, done.stdout.splitlines()), strict=True))
+    found = {}
+    with Session(tmp_path_factory.mktemp("all")) as session:
+        cases = {name: arguments for name, (arguments, _) in BAD.items()}
+        for name, arguments in {**cases, "overflow": overflowing}.items():
+            code, _, err = session("--steps", 2, *arguments(tmp_path_factory.mktemp("bad")))
+            found[name] = code, err
+    return found
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -1,0 +1,339 @@
+"""Checkpoints of a training loop: when to save, what to restore, and that nothing gets lost."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jzero.checkpoint import folders, manifest, retention
+from jzero.checkpoint.counter import Counter
+from jzero.checkpoint.entries import PARTS, entries
+from jzero.checkpoint.facts import facts_of
+from jzero.checkpoint.restore import Restored, restore
+from jzero.checkpoint.snapshot import snapshot
+from jzero.checkpoint.steps import choose
+from jzero.checkpoint.stop import Stop
+from jzero.checkpoint.store import Reader
+from jzero.checkpoint.verify import offering_the_step_before
+from jzero.checkpoint.writer import Writer
+from jzero.errors import JzeroError
+from jzero.setup import Holder
+from jzero.state import State
+from jzero.train import check_usable
+
+log = logging.getLogger("jzero")
+
+PATIENCE = 60.0  # seconds that a save after an error waits for processes that may never come
+
+Offer = tuple[State, Any, Callable[[], None] | None]  # what `save` is given
+
+
+class Checkpointer:
+    """Saves and restores the states of one training loop; see `Zero.checkpointer`.
+
+    Every process makes one, and calls the same methods at the same steps in its main thread. All
+    see the same folder, in which one run at a time may write.
+
+    Arguments:
+      zero: whose states they are.
+      folder: of the step folders; made by a `with` block or the first save.
+      every: steps between saves.
+      keep_last: how many of the last steps stay; None for all.
+      keep_every: multiples of it stay for good; itself a multiple of `every`.
+      trainable_only: leave out the parameters that are not trained.
+      timeout: seconds that a save waits for the other processes.
+
+    Attributes:
+      stopping: whether SIGTERM or a preemption notice came. The state given to `save` was saved
+        then, and the loop should end.
+
+    Raises:
+      JzeroError: an interval or a number that is not positive.
+    """
+
+    def __init__(
+        self,
+        zero: Holder,
+        folder: str | Path,
+        *,
+        every: int = 50,
+        keep_last: int | None = 3,
+        keep_every: int | None = None,
+        trainable_only: bool = False,
+        timeout: float = 1800.0,
+    ):
+        for name, value in (("every", every), ("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None and value < 1:
+                raise JzeroError(f"{name}={value}: give a number of at least 1")
+        if keep_every is not None and keep_every % every:
+            raise JzeroError(
+                f"keep_every={keep_every} is not a multiple of every={every}: most of those steps "
+                f"would never be saved"
+            )
+        self.folder = Path(folder).absolute()  # the program may change its directory
+        self.stopping = False
+        self._zero = zero
+        self._every = every
+        self._keep = (keep_last, keep_every)
+        self._trainable_only = trainable_only
+        self._timeout = timeout
+        self._counter = Counter()
+        self._due: int | None = None  # the next multiple
+        self._restored: int | None = None
+        self._offer: Offer | None = None
+        self._writer: Writer | None = None
+        self._stop: Stop | None = None
+        self._closed = False
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """The steps that are there, ascending."""
+        return folders.published(self.folder)
+
+    def latest(self) -> int | None:
+        """The last step that is there, or None."""
+        return max(self.steps(), default=None)
+
+    def manifest(self, step: int | None = None) -> manifest.Manifest | None:
+        """What a step holds and the run it came from.
+
+        Arguments:
+          step: by default the last one that is there.
+
+        Returns:
+          Its manifest; None where there is no checkpoint and no step was asked for.
+
+        Raises:
+          DamagedCheckpoint: a file that is missing, cut short or changed, as far as lengths and
+            stored checksums tell; with the complete step before.
+          JzeroError: there is no such step.
+        """
+        folder = self._find(step)
+        if folder is None:
+            return None
+        with offering_the_step_before(folder):
+            saved = manifest.read(folder)
+            reader = Reader(folder, saved)
+            for name in saved.leaves:
+                # Of the few scalars, what this run may not need is looked at as well.
+                look = reader.region if name.startswith("progress/") else reader.check_files
+                look(name)
+        return saved
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        parts: Sequence[str] = PARTS,
+        base: State | None = None,
+        strict: bool = True,
+    ) -> Restored | None:
+        """The state of a step, laid out as `zero` has it now, whatever wrote it.
+
+        Call `zero.setup_for(...)` or `zero.init(...)` first.
+
+        Arguments:
+          step: by default the last one that is there.
+          parts: which of `params`, `optimizer`, `variables` and `progress` to take.
+          base: a state of `zero.init` for what is not taken; it is used up.
+          strict: whether a leaf that differs is an error; otherwise it comes from `base`.
+
+        Returns:
+          The state, its step, this process's position in the data as it was saved, and a report;
+          None where there is no checkpoint and no step was asked for.
+
+        Raises:
+          DamagedCheckpoint: naming the file, what is wrong with it, and the complete step before.
+          JzeroError: no such step; leaves that are missing, unexpected, or of another shape or
+            dtype, each with its name.
+        """
+        self.wait()
+        saved = self.manifest(step)
+        if saved is None:
+            return None
+        folder = folders.step_folder(self.folder, saved.step)
+        found = restore(folder, self._zero.setup, parts=parts, base=base, strict=strict)
+        self._restored = int(found.state.step)
+        self._counter, self._due, self._offer = Counter(), None, None
+        return found
+
+    def set_aside(self, after: int) -> Path | None:
+        """Moves the steps after one away, so that a run may go on from there.
+
+        Returns:
+          The folder `after_<step>` that they are in now; None where there are none, and in all
+          processes but the first.
+
+        Raises:
+          JzeroError: another run writes in the folder.
+        """
+        self._open().wait()
+        return retention.set_aside(self.folder, after) if jax.process_index() == 0 else None
+
+    # --- saving ----------------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: State,
+        data: Any = None,
+        *,
+        before: Callable[[], None] | None = None,
+        force: bool = False,
+        overwrite: bool = False,
+    ) -> bool:
+        """Saves the state if it is due; call it once after each step.
+
+        Due is a step that is a multiple of `every`, or the first one given after a multiple; and
+        any, once SIGTERM or a preemption notice has come. Returns when the state is copied to the
+        host's memory: files are written in the background. If the save before is not written yet,
+        waits for it. The state stays at hand until the next call, for `close`.
+
+        Arguments:
+          state: as the step returned it.
+          data: this process's position in the data, JSON: what `restore` gives back.
+          before: called before a save, for what has to be on the disk when it is, such as metrics.
+          force: save now, due or not.
+          overwrite: whether a step that is there already is replaced.
+
+        Returns:
+          Whether the state is being saved. What was just restored or saved is not saved again.
+
+        Raises:
+          RunFailed: the save before failed: the disk is full, the folder is gone. The state is as
+            it was, and the last step that was saved whole is still the latest.
+          JzeroError: the step is there already; another run writes in the folder.
+        """
+        check_usable(state)
+        writer = self._open()
+        if self._stop is None:  # only now: before the first step SIGTERM may end the program
+            self._stop = Stop()
+        self.stopping = self._stop.reached()  # every process at every call
+        step = self._counter.next(state)
+        if self._due is None:
+            self._due = max(-(-step // self._every), 1) * self._every
+        self._offer = (state, data, before)
+        writer.check()
+        wanted = force or self.stopping
+        if not wanted and (step < self._due or self._counter.read(state) < self._due):
+            return False
+        return self._save(overwrite, self._timeout)
+
+    def wait(self) -> None:
+        """Waits until the files of the last save are written.
+
+        Raises:
+          RunFailed: they could not be.
+        """
+        if self._writer is not None:
+            self._writer.wait()
+
+    def close(self) -> None:
+        """Saves the last state given if it is not saved yet, and waits until all is written.
+
+        A `with` block calls it at its end, whatever ends it. A state that has since been given to
+        a step is gone; the last one that was due stands then.
+
+        Raises:
+          RunFailed: the files could not be written.
+        """
+        self._close(self._timeout)
+
+    def __enter__(self) -> "Checkpointer":
+        self._open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, SystemExit):
+            self._close(self._timeout)
+            return
+        try:
+            # The other processes may be at another step, and not know of the error.
+            self._close(min(self._timeout, PATIENCE) if jax.process_count() > 1 else self._timeout)
+        except Exception as second:
+            log.error("%s", second)  # the first one is the one to raise
+
+    def _open(self) -> Writer:
+        """The writer, made where one is needed: not where steps are only read."""
+        if self._closed:
+            raise JzeroError(f"{self.folder}: this checkpointer is closed; make a new one")
+        if self._writer is None:
+            self._writer = Writer(self.folder, *self._keep)
+        return self._writer
+
+    def _save(self, overwrite: bool, timeout: float) -> bool:
+        """Saves what was given last, unless that is done."""
+        assert self._offer is not None and self._writer is not None
+        state, data, before = self._offer
+        step = self._counter.read(state)
+        following = (step // self._every + 1) * self._every
+        if step == self._writer.step or step == self._restored:
+            self._due = following
+            return False
+        self._writer.wait()
+        if step in self.steps() and not overwrite:
+            raise JzeroError(
+                f"step {step} is in {self.folder} already: save(..., overwrite=True) replaces it, "
+                f"set_aside(after={step - 1}) moves it and the later ones away"
+            )
+        if before is not None:
+            before()
+        setup = self._zero.setup
+        leaves = entries(setup, state).values()
+        if self._trainable_only:
+            leaves = [entry for entry in leaves if entry.trained]
+        facts = facts_of(setup, state, data=data, trainable_only=self._trainable_only)
+        self._writer.start(step, snapshot(leaves), facts, overwrite, timeout)
+        self._due = following
+        return True
+
+    def _close(self, timeout: float) -> None:
+        writer, self._closed = self._writer, True
+        if writer is None:
+            return
+        try:
+            try:
+                writer.wait()
+            finally:
+                if self._offer is not None and self._is_there():
+                    self._save(False, timeout)
+                    writer.wait()
+        finally:
+            self._writer = self._offer = None
+            writer.close()
+            if self._stop is not None:
+                self._stop.close()
+
+    def _is_there(self) -> bool:
+        """Whether the state given last was not given to a step since."""
+        assert self._offer is not None
+        if not any(x.is_deleted() for x in jax.tree.leaves(self._offer[0])):
+            return True
+        log.warning(
+            "the last state given to save() was given to a step whose state never came: the last "
+            "step in %s is %s",
+            self.folder,
+            self.latest(),
+        )
+        return False
+
+    def _find(self, step: int | None) -> Path | None:
+        """The folder of a step, or of the last one; the same in every process."""
+        if step is not None:
+            return choose(self.folder, step)
+        step = self.latest()
+        if jax.process_count() > 1:  # one process may see a new folder later than another
+            found = np.int32(-1 if step is None else step)
+            found = int(multihost_utils.broadcast_one_to_all(found))
+            step = None if found < 0 else found
+        return None if step is None else folders.step_folder(self.folder, step)

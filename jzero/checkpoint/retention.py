@@ -1,0 +1,48 @@
+"""Which steps are kept, and which are put out of the way."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from jzero.checkpoint import folders
+from jzero.checkpoint.files import sync_folder
+
+
+def superseded(steps: Sequence[int], keep_last: int | None, keep_every: int | None) -> list[int]:
+    """The steps to delete.
+
+    Arguments:
+      steps: all that there are, ascending.
+      keep_last: how many of the last ones stay; None for all.
+      keep_every: multiples of it stay for good; None for none.
+
+    Example:
+      >>> superseded([50, 100, 150, 200, 230], keep_last=2, keep_every=100)
+      [50, 150]
+    """
+    if keep_last is None:
+        return []
+    return [s for s in steps[:-keep_last] if keep_every is None or s % keep_every]
+
+
+def set_aside(root: Path, after: int) -> Path | None:
+    """Moves the steps after one into a folder `after_<step>` beside them, which nothing reads.
+
+    Returns:
+      That folder; None where there are no such steps.
+    """
+    steps = [step for step in folders.published(root) if step > after]
+    if not steps:
+        return None
+    aside = root / f"after_{after:08d}"
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = root / f"after_{after:08d}-{number}"
+    aside.mkdir()
+    for step in reversed(steps):  # the last first: what is left is always a run up to some step
+        folder = folders.step_folder(root, step)
+        os.rename(folder, aside / folder.name)
+    sync_folder(aside)
+    sync_folder(root)
+    return aside

@@ -1,0 +1,163 @@
+"""From a checkpoint to safetensors files."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from jzero.checkpoint import manifest
+from jzero.checkpoint.damage import DamagedCheckpoint
+from jzero.checkpoint.files import sync_folder
+from jzero.checkpoint.folders import new_nonce
+from jzero.checkpoint.safetensors.cast import cast
+from jzero.checkpoint.safetensors.file import Spec, Tensor
+from jzero.checkpoint.safetensors.folder import create_files
+from jzero.checkpoint.safetensors.name_map import NameMap
+from jzero.checkpoint.safetensors.pieces import Piece, pieces
+from jzero.checkpoint.steps import choose
+from jzero.checkpoint.store import Reader
+from jzero.checkpoint.verify import complete_before
+from jzero.errors import JzeroError
+from jzero.partition import is_float
+
+PART = "params/"
+SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote.
+
+    Attributes:
+      folder: where.
+      step: the checkpoint's step.
+      files: names of the safetensors files.
+      tensors, bytes: their number and size.
+      trainable_only: whether the checkpoint lacks the parameters that are not trained.
+    """
+
+    folder: Path
+    step: int
+    files: tuple[str, ...]
+    tensors: int
+    bytes: int
+    trainable_only: bool
+
+
+def export_safetensors(
+    directory: str | Path,
+    out: str | Path,
+    *,
+    step: int | None = None,
+    dtype: str | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+    name_map: NameMap | None = None,
+) -> Exported:
+    """Writes a checkpoint's parameters as safetensors files, laid out as Hugging Face does.
+
+    Full logical arrays, whatever the stage and the devices of the run: fp32 master weights where
+    they were trained. Runs in one process without devices, and holds little more than a leaf in
+    memory, of a stack of layers only a part.
+
+    Arguments:
+      directory: the folder of step folders.
+      out: a new folder. It appears when all of it is written, or not at all.
+      step: by default the last one.
+      dtype: of floating-point weights: "float32", "bfloat16" or another; None for as saved.
+      max_shard_bytes: of tensors in one file. What fits in one is `model.safetensors`; else there
+        are several and `model.safetensors.index.json`.
+      name_map: what the tensors are called, and how they lie; None for jzero's names and shapes.
+
+    Raises:
+      DamagedCheckpoint: a file that is missing, cut short or changed.
+      JzeroError: no such step; `out` is there; a name map that does not fit; a weight that the
+        dtype cannot hold.
+      OSError: it cannot be written.
+
+    Example:
+      export_safetensors("runs/a/checkpoints", "model", dtype="bfloat16")
+    """
+    out = Path(out)
+    if out.exists():
+        raise JzeroError(f"{out}: is there already; give a new folder")
+    if not out.absolute().parent.is_dir():
+        raise JzeroError(f"{out}: there is no folder {out.parent}")
+    folder = choose(directory, step)
+    try:
+        return _export(folder, out, dtype, max_shard_bytes, name_map)
+    except DamagedCheckpoint as error:
+        raise error.offering(complete_before(folder)) from error
+
+
+def _export(
+    folder: Path, out: Path, dtype: str | None, most: int, name_map: NameMap | None
+) -> Exported:
+    found = manifest.read(folder)
+    leaves = {n.removeprefix(PART): x for n, x in found.leaves.items() if n.startswith(PART)}
+    wanted = pieces(name_map, {name: leaf.shape for name, leaf in leaves.items()})
+    kinds = {
+        name: dtype if dtype is not None and is_float(leaf.dtype) else leaf.dtype
+        for name, leaf in leaves.items()
+    }
+    specs = {
+        name: Spec(piece.their_shape, kinds[piece.leaf])
+        for piece in wanted
+        for name in piece.theirs
+    }
+    if not specs:
+        raise JzeroError(f"{folder}: has no parameters to export")
+    beside = out.with_name(f".{out.name}.unfinished-{new_nonce()}")
+    beside.mkdir()
+    try:
+        places = create_files(beside, specs, most)
+        reader = Reader(folder, found)
+        for name, own in groupby(wanted, key=lambda piece: piece.leaf):
+            _write(reader, list(own), kinds[name], places)
+        for path in beside.iterdir():
+            _sync(path)
+        sync_folder(beside)
+        os.rename(beside, out)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    sync_folder(out.absolute().parent)
+    files = sorted({place.file.name for place in places.values()})
+    return Exported(
+        out,
+        found.step,
+        tuple(files),
+        len(specs),
+        sum(spec.nbytes for spec in specs.values()),
+        found.facts.trainable_only,
+    )
+
+
+def _write(reader: Reader, own: list[Piece], dtype: str, places: Mapping[str, Tensor]) -> None:
+    """Writes a leaf's pieces, reading together the entries of a stack that share a chunk."""
+    name = PART + own[0].leaf
+    entry = reader.manifest.leaves[name]
+
+    def put(piece: Piece, values: np.ndarray) -> None:
+        theirs = piece.to_theirs(cast(piece.leaf, values, dtype))
+        for their_name in piece.theirs:
+            places[their_name].write(theirs)
+
+    if not own[0].index:
+        put(own[0], reader.region(name))
+        return
+    rest = [slice(0, size) for size in entry.shape[1:]]
+    for _, block in groupby(own, key=lambda piece: piece.index[0] // entry.chunk[0]):
+        block = list(block)
+        first, last = block[0].index[0], block[-1].index[0]
+        values = reader.region(name, (slice(first, last + 1), *rest))
+        for piece in block:
+            put(piece, np.asarray(values[(piece.index[0] - first, *piece.index[1:])]))
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,129 @@
+"""Writes the steps of one run into a folder, in the background."""
+
+import logging
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+
+from jzero.checkpoint import folders
+from jzero.checkpoint.lock import Lock
+from jzero.checkpoint.manifest import Facts
+from jzero.checkpoint.retention import superseded
+from jzero.checkpoint.save import agree_nonce, save_step
+from jzero.checkpoint.snapshot import Snapshot
+from jzero.errors import RunFailed
+
+log = logging.getLogger("jzero")
+
+
+class Writer:
+    """One save at a time, in a thread that the interpreter waits for before it ends.
+
+    Made by every process at the same point of the program. Process 0 holds the folder's lock,
+    removes what dead saves left there, and deletes steps that need not be kept.
+
+    Arguments:
+      root: the folder of the step folders; made if it is not there.
+      keep_last, keep_every: as `superseded` takes them.
+
+    Attributes:
+      step: the step that is being written or was written last; None where that failed.
+
+    Raises:
+      JzeroError: another run writes there.
+      RunFailed: the folder cannot be made or written to.
+    """
+
+    def __init__(self, root: Path, keep_last: int | None, keep_every: int | None):
+        self.step: int | None = None
+        self._root = root
+        self._keep = (keep_last, keep_every)
+        self._first = jax.process_index() == 0
+        self._lock: Lock | None = None
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if self._first:
+                self._lock = Lock(root)
+                folders.sweep(root)
+        except OSError as error:
+            raise RunFailed(f"{root}: cannot be written to: {error.strerror}") from error
+        self._run = agree_nonce()
+        self._count = 0
+        self._pool = ThreadPoolExecutor(1, "jzero-save")
+        self._running: list[Future[None]] = []  # of one at most
+        weakref.finalize(self, _tell, self._running)  # at the latest when the interpreter ends
+
+    def start(
+        self, step: int, snapshot: Snapshot, facts: Facts, overwrite: bool, timeout: float
+    ) -> None:
+        """Begins to write a step; the one before must have been waited for."""
+        self.step = step
+        # Not agreed anew each time: a process whose last save failed must not keep the others.
+        self._count += 1
+        nonce = f"{self._run}x{self._count}"
+        self._running.append(
+            self._pool.submit(self._write, step, snapshot, facts, nonce, overwrite, timeout)
+        )
+
+    def check(self) -> None:
+        """Raises what went wrong in a save that has ended, once."""
+        if self._running and self._running[0].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the save that is going on, and raises what went wrong in it, once."""
+        if self._running:
+            running = self._running[0]
+            error = running.exception()  # an interrupt while it waits leaves everything as it is
+            self._running.clear()
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """Lets another run write in the folder."""
+        self._pool.shutdown()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _write(
+        self,
+        step: int,
+        snapshot: Snapshot,
+        facts: Facts,
+        nonce: str,
+        overwrite: bool,
+        timeout: float,
+    ) -> None:
+        try:
+            save_step(
+                self._root,
+                step,
+                snapshot,
+                facts,
+                nonce=nonce,
+                overwrite=overwrite,
+                timeout=timeout,
+            )
+        except BaseException:
+            self.step = None
+            raise
+        if self._first:
+            self._prune()
+
+    def _prune(self) -> None:
+        for step in superseded(folders.published(self._root), *self._keep):
+            folder = folders.step_folder(self._root, step)
+            try:
+                folders.delete(folder)
+            except OSError as error:
+                raise RunFailed(f"{folder}: cannot be deleted: {error.strerror}") from error
+
+
+def _tell(running: list[Future[None]]) -> None:
+    """Says what went wrong in a save that nobody waited for."""
+    for save in running:
+        error = save.exception() if save.done() else None
+        if error is not None:
+            log.error("%s", error)

@@ -1,0 +1,88 @@
+"""One of two processes that save and restore together; `test_save_processes.py` starts them.
+
+python save_worker.py COORDINATOR PROCESS ROOT
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+coordinator, number, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(coordinator, 2, number)
+
+import numpy as np  # noqa: E402
+from jax.experimental import multihost_utils  # noqa: E402
+from states import setup_of  # noqa: E402
+
+from jzero import checkpoint  # noqa: E402
+from jzero.checkpoint import pieces  # noqa: E402
+from jzero.checkpoint.store import Reader  # noqa: E402
+
+zero = setup_of(devices=4, stage=3)
+told, reads = {}, []
+
+
+def save(step: int, timeout: float = 60.0, **facts) -> None:
+    """Saves the state as another step; of an error, what is said."""
+    snapshot = checkpoint.snapshot(checkpoint.entries(zero.setup, state).values())
+    facts = checkpoint.facts_of(zero.setup, state, **facts)
+    nonce = checkpoint.agree_nonce()
+    try:
+        checkpoint.save_step(folder, step, snapshot, facts, nonce=nonce, timeout=timeout)
+        assert step in checkpoint.folders.published(folder)
+    except RuntimeError as error:
+        told[step] = str(error)
+    multihost_utils.sync_global_devices(f"step {step}")
+
+
+# What one process saved on four devices, and saved again by two; only the own pieces are read.
+start = Reader.start
+Reader.start = lambda self, name, index, out: (
+    reads.append((name, out.size)) or start(self, name, index, out)
+)
+restored = checkpoint.restore(folder / "step_00000005", zero.setup)
+state = restored.state
+told["read"] = sum(size for name, size in reads if name == "optimizer/0/mu/wide")
+told["positions"] = restored.positions
+save(6, data={"process": number})
+told["data"] = checkpoint.restore(folder / "step_00000006", zero.setup).data
+
+# One process cannot write; the first cannot; one is not there.
+write = pieces._start
+for step, failing in ((7, 1), (8, 0)):
+    if number == failing:
+
+        def full(*args):
+            raise OSError(28, "No space left on device")
+
+        pieces._start = full
+    save(step)
+    pieces._start = write
+nonce = checkpoint.agree_nonce()
+if number == 0:
+    snapshot = checkpoint.snapshot(checkpoint.entries(zero.setup, state).values())
+    facts = checkpoint.facts_of(zero.setup, state)
+    try:
+        checkpoint.save_step(folder, 9, snapshot, facts, nonce=nonce, timeout=0.5)
+    except RuntimeError as error:
+        told[9] = str(error)
+multihost_utils.sync_global_devices("step 9")
+
+# One process cannot read its pieces: neither goes on.
+if number == 0:
+    damaged = folder / "step_00000006" / "arrays" / "params%2Fwide" / "c.3.0"
+    np.save(folder / "damaged.npy", np.frombuffer(damaged.read_bytes(), np.uint8))
+    damaged.unlink()
+multihost_utils.sync_global_devices("damaged")
+try:
+    checkpoint.restore(folder / "step_00000006", zero.setup)
+except (ValueError, RuntimeError) as error:
+    told["restore"] = f"{type(error).__name__}: {error}"
+multihost_utils.sync_global_devices("restored")
+if number == 0:
+    damaged.write_bytes(np.load(folder / "damaged.npy").tobytes())
+(folder / f"told-{number}.json").write_text(json.dumps(told))
+jax.distributed.shutdown()

@@ -1,0 +1,106 @@
+"""A step folder is complete or not there, whatever else lies beside it."""
+
+import logging
+
+import pytest
+
+from jzero.checkpoint import folders
+from jzero.checkpoint.folders import step_folder
+
+
+def fill(folder, text="here"):
+    folder.mkdir(parents=True)
+    (folder / "file").write_text(text)
+    return folder
+
+
+def test_what_counts_as_a_step(tmp_path, caplog):
+    for step in (50, 100, 123456789):
+        fill(step_folder(tmp_path, step))
+    for name in (
+        "step_7",
+        "step_",
+        "step_00000050.bak",
+        "xstep_00000001",
+        ".unfinished-00000200-ab",
+    ):
+        fill(tmp_path / name)
+    (tmp_path / "step_00000300").write_text("a file")
+    assert folders.published(tmp_path) == [50, 100, 123456789]
+    step_folder(tmp_path, 400).mkdir()
+    with caplog.at_level(logging.WARNING, "jzero"):
+        assert folders.published(tmp_path)[-1] == 123456789
+    assert "step_00000400 is empty" in caplog.text
+    assert folders.published(tmp_path / "none") == []
+
+
+def test_publishing(tmp_path):
+    draft, place = folders.unfinished(tmp_path, 5, "ab"), step_folder(tmp_path, 5)
+    fill(draft)
+    assert folders.published(tmp_path) == []
+    folders.publish(draft, place)
+    assert folders.published(tmp_path) == [5] and not draft.exists()
+    fill(draft, "new")
+    with pytest.raises(FileExistsError):
+        folders.publish(draft, place)
+    assert (place / "file").read_text() == "here"
+    folders.publish(draft, place, overwrite=True)
+    assert (place / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000005"]
+
+
+def test_publishing_over_an_empty_folder(tmp_path):
+    draft, place = folders.unfinished(tmp_path, 5, "ab"), step_folder(tmp_path, 5)
+    place.mkdir()
+    folders.publish(fill(draft), place)
+    assert folders.published(tmp_path) == [5]
+
+
+def test_killed_between_the_two_names_of_an_overwrite(tmp_path, monkeypatch):
+    """The old step comes back: at no moment are both lost."""
+    draft, place = folders.unfinished(tmp_path, 5, "ab"), step_folder(tmp_path, 5)
+    fill(place, "old")
+    fill(draft, "new")
+    rename = folders.os.rename
+
+    def killed(source, target):
+        if source == draft:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(folders.os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folders.publish(draft, place, overwrite=True)
+    monkeypatch.undo()
+    assert folders.published(tmp_path) == []
+    folders.sweep(tmp_path)
+    assert folders.published(tmp_path) == [5]
+    assert (place / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000005"]
+
+
+def test_killed_while_deleting(tmp_path, monkeypatch):
+    place = fill(step_folder(tmp_path, 5))
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folders.delete(place)
+    monkeypatch.undo()
+    assert folders.published(tmp_path) == []  # not half a step
+    folders.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sweeping_leaves_the_rest_alone(tmp_path):
+    fill(step_folder(tmp_path, 5))
+    fill(tmp_path / ".git")
+    fill(tmp_path / "unfinished-00000200-ab")
+    fill(folders.unfinished(tmp_path, 6, "ab"))
+    fill(tmp_path / ".failed-00000006-ab")
+    folders.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".git", "step_00000005", "unfinished-00000200-ab",
+    ]  # fmt: skip

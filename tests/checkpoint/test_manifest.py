@@ -1,0 +1,129 @@
+"""What a manifest says comes back, and one that is not whole or not ours is refused."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jzero
+from jzero import JzeroError, checkpoint
+from jzero.checkpoint import DamagedCheckpoint, Facts, manifest
+from jzero.checkpoint.files import FileEntry
+from jzero.checkpoint.manifest import Manifest
+from jzero.checkpoint.zarr import leaf_entry
+
+FACTS = Facts(
+    stage=3,
+    devices=8,
+    mesh={"data": 8},
+    config={"train_batch_size": 32},
+    dynamic_loss_scale=True,
+    applied_steps=49,
+    data=({"rows": [1, 2]}, None),
+)
+MANIFEST = Manifest(
+    50,
+    {"params/w": leaf_entry((50, 3), "bfloat16", (7, 3)), "rng": leaf_entry((), "key<fry>")},
+    {"arrays/params%2Fw/c.0.0": FileEntry(46, 0xFFFFFFFF)},
+    FACTS,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "step_00000050"
+    place.mkdir()
+    manifest.write(place, MANIFEST)
+    return place
+
+
+def test_all_of_it_comes_back(folder):
+    assert manifest.read(folder) == MANIFEST
+    assert {"jax", "numpy", "python"} <= MANIFEST.facts.versions.keys()
+    assert MANIFEST.bytes == 300 + 8
+
+
+def test_every_flipped_bit_is_noticed(folder):
+    path = folder / "manifest.json"
+    whole = path.read_bytes()
+    for i in range(0, len(whole), 7):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :])
+        with pytest.raises(DamagedCheckpoint, match="manifest.json was changed|is cut short"):
+            manifest.read(folder)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\x00" * 500, b"[]", b"{}", b"\xff\xfe"])
+def test_what_is_no_manifest(folder, text):
+    (folder / "manifest.json").write_bytes(text)
+    with pytest.raises(DamagedCheckpoint, match="manifest.json is cut short or changed"):
+        manifest.read(folder)
+
+
+def test_none_at_all(folder):
+    (folder / "manifest.json").unlink()
+    with pytest.raises(DamagedCheckpoint, match="step_00000050 is damaged: manifest.json is miss"):
+        manifest.read(folder)
+
+
+def test_that_of_another_step(folder, tmp_path):
+    other = tmp_path / "step_00000060"
+    folder.rename(other)
+    with pytest.raises(DamagedCheckpoint, match="belongs to step 50"):
+        manifest.read(other)
+    best = tmp_path / "best"  # a name of the user's own says no step
+    other.rename(best)
+    assert manifest.read(best).step == 50
+
+
+def test_a_later_version_is_refused_with_both_numbers(folder, monkeypatch):
+    monkeypatch.setattr(manifest, "VERSION", 2)
+    manifest.write(folder, MANIFEST)
+    monkeypatch.undo()
+    with pytest.raises(JzeroError, match="version 2 of the format, and this jzero reads up to 1"):
+        manifest.read(folder)
+    with pytest.raises(JzeroError, match="version 2"):  # which is no damage
+        checkpoint.verify(folder)
+
+
+def test_another_format_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(manifest, "FORMAT", "something else")
+    manifest.write(folder, MANIFEST)
+    monkeypatch.undo()
+    with pytest.raises(JzeroError, match="its format is 'something else'"):
+        manifest.read(folder)
+
+
+def test_it_is_plain_json(folder):
+    found = json.loads((folder / "manifest.json").read_text())
+    assert found["leaves"]["params/w"] == {
+        "shape": [50, 3],
+        "dtype": "bfloat16",
+        "chunk": [7, 3],
+        "bytes": 300,
+    }
+    assert found["facts"]["data"] == [{"rows": [1, 2]}, None]
+
+
+@pytest.mark.parametrize(
+    "data", [{1: 2}, (1, 2), float("nan"), np.int64(3), b"here", {"a": {3}}, object()]
+)
+def test_positions_that_would_not_come_back(data):
+    """Before anything is written, in the caller's own line."""
+    zero, state = tiny()
+    with pytest.raises(JzeroError, match="would not come back from JSON"):
+        checkpoint.facts_of(zero.setup, state, data=data)
+
+
+def test_what_is_said_of_a_run():
+    zero, state = tiny()
+    facts = checkpoint.facts_of(zero.setup, state, data={"row": 3})
+    assert (facts.stage, facts.devices, facts.mesh) == (2, 8, {"data": 8})
+    assert facts.config == zero.config.resolved()
+    assert (facts.applied_steps, facts.data, facts.source) == (0, ({"row": 3},), "training")
+
+
+def tiny():
+    zero = jzero.Zero(stage=2)
+    return zero, zero.init(lambda key: {"w": jnp.zeros(3)}, optax.sgd(0.1))

@@ -1,0 +1,109 @@
+"""Two processes of two devices save what one process of four restores, and the other way."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from states import assert_same, files_of, random_step, save, setup_of, whole
+
+from jzero import checkpoint
+from jzero.checkpoint import parts, restore, verify
+from jzero.errors import RunFailed
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("save_processes")]
+WORKER = Path(__file__).with_name("save_worker.py")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """(folder, the bits of its step 5, what each process has to tell)."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    zero = setup_of(devices=4, stage=1)
+    state = restore(random_step(root / "host", zero)[0], zero.setup).state
+    bits = whole(zero, state)
+    save(root, zero, state, data={"row": 7})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(WORKER.parent), *sys.path]),
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, WORKER, f"127.0.0.1:{port}", str(number), root],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        for process in running:
+            text, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, text[-3000:]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    return root, bits, [json.loads((root / f"told-{i}.json").read_text()) for i in range(2)]
+
+
+def test_what_two_processes_restored_and_saved(told):
+    root, bits, _ = told
+    folder = root / "step_00000006"
+    verify(folder)
+    zero = setup_of(devices=4, stage=2)
+    restored = restore(folder, zero.setup)
+    assert_same(whole(zero, restored.state), bits)
+    assert restored.positions == ({"process": 0}, {"process": 1})
+    # A small leaf has a file of each process; none of the processes' own files is left.
+    files = files_of(folder)
+    assert [f for f in files if f.startswith("arrays/optimizer%2F0%2Fmu%2Fw/c")] == [
+        "arrays/optimizer%2F0%2Fmu%2Fw/c.0.0",
+        "arrays/optimizer%2F0%2Fmu%2Fw/c.1.0",
+    ]
+    assert not any("part-" in file for file in files)
+
+
+def test_each_process_reads_its_own_half_and_has_its_own_position(told):
+    for number, found in enumerate(told[2]):
+        assert found["read"] == 8 * 2**15 // 2
+        assert found["positions"] == [{"row": 7}]
+        assert found["data"] == {"process": number}
+
+
+def test_a_save_that_fails_in_one_process_fails_in_all(told):
+    root, _, (first, second) = told
+    for step in (7, 8, 9):
+        assert str(first[str(step)]).startswith(f"step {step} was not saved below {root}: ")
+    assert first["7"].endswith("process 1: No space left on device")
+    assert second["7"].endswith("No space left on device")
+    assert first["8"].endswith("No space left on device")
+    assert second["8"].endswith("process 0 gave this step up, and says why")
+    assert "nothing from process 1 of 2 in 0.5 s" in first["9"]
+    assert checkpoint.folders.published(root) == [5, 6]
+    assert not list(root.glob(".unfinished-*"))
+
+
+def test_a_restore_that_fails_in_one_process_fails_in_all(told):
+    first, second = (found["restore"] for found in told[2])
+    assert first == "RunFailed: process 1 could not read the step, and says why"
+    assert second.startswith("DamagedCheckpoint: ") and "c.3.0 is missing" in second
+    assert "the last complete step before it is 5" in second
+
+
+def test_all_missing_processes_are_named(tmp_path):
+    draft = checkpoint.folders.unfinished(tmp_path, 5, "ab")
+    draft.mkdir()
+    parts.hand_in(draft, 2, parts.Part())
+    with pytest.raises(RunFailed, match="nothing from process 1, 3 of 4 in 0 s"):
+        parts.collect(draft, 4, timeout=0)
+    with pytest.raises(RunFailed, match="process 0 did not publish it in 0 s"):
+        parts.await_publication(draft, tmp_path / "step_00000005", timeout=0)

@@ -1,0 +1,141 @@
+"""SIGTERM, or a preemption notice: the running step is saved, and the program ends by itself."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from loops import Loop
+
+from jzero.checkpoint import folders, manifest
+from jzero.checkpoint.stop import Stop
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def signals():
+    """The signals that a handler of the program's own has seen, in the place of ending pytest."""
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, before)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_next_save_saves_whatever_the_step(tmp_path, signals):
+    loop = Loop(tmp_path, every=50)
+    with loop.checkpoints:
+        assert loop.advance() is False and not loop.checkpoints.stopping
+        terminate()
+        assert not loop.checkpoints.stopping, "the handler sets a flag, and nothing else"
+        assert loop.advance() is True and loop.checkpoints.stopping
+        loop.checkpoints.wait()
+        assert loop.checkpoints.steps() == [2]
+        assert signals == []
+    assert signals == [signal.SIGTERM], "the program's own handler hears of it in the end"
+
+
+def test_a_second_one_does_what_it_did_before(signals):
+    stop = Stop()
+    terminate()
+    assert stop.reached() and signals == []
+    terminate()
+    assert signals == [signal.SIGTERM]
+    stop.close()
+
+
+def test_the_former_handler_is_back_after_the_end(signals):
+    mine = signal.getsignal(signal.SIGTERM)
+    stop = Stop()
+    assert signal.getsignal(signal.SIGTERM) != mine and not stop.reached()
+    stop.close()
+    assert signal.getsignal(signal.SIGTERM) is mine and signals == []
+
+
+def test_a_handler_that_came_later_stays(signals):
+    stop = Stop()
+    later = lambda number, frame: None  # noqa: E731
+    signal.signal(signal.SIGTERM, later)
+    stop.close()
+    assert signal.getsignal(signal.SIGTERM) is later
+
+
+def test_other_threads_cannot_catch_it_and_say_so(signals, caplog):
+    mine = signal.getsignal(signal.SIGTERM)
+    stops = []
+    thread = threading.Thread(target=lambda: stops.append(Stop()))
+    thread.start()
+    thread.join()
+    assert "only the main thread can catch it" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is mine
+    assert not stops[0].reached()
+    stops[0].close()
+
+
+SECOND = """
+import os, signal
+from jzero.checkpoint.stop import Stop
+stop = Stop()
+for _ in range(2):
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(stop.reached(), flush=True)
+"""
+
+
+def test_a_second_one_ends_the_program_at_once():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "True\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_all_processes_save_the_same_step(tmp_path):
+    """One of two gets the signal; JAX's preemption service tells the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
+    both = []
+    for process in range(2):
+        command = [sys.executable, HERE / "stop_worker.py", f"127.0.0.1:{port}", str(process)]
+        both.append(
+            subprocess.Popen(
+                [*command, tmp_path],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        end = time.monotonic() + 200
+        while not folders.published(tmp_path) and time.monotonic() < end:
+            if any(process.poll() is not None for process in both):
+                break
+            time.sleep(0.05)
+        both[1].send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=200) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in both] == [0, 0], said
+    reached = {out.strip() for out, _ in said}
+    (last,) = {int(out.split()[-1]) for out in reached}
+    assert len(reached) == 1, said
+    assert folders.published(tmp_path)[-1] == last
+    facts = manifest.read(folders.step_folder(tmp_path, last)).facts
+    assert facts.data == (0, 1), "each process has a position of its own"
