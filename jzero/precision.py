@@ -1,4 +1,4 @@
-"""Loss scaling for fp16, after DeepSpeed's dynamic loss scaler (runtime/fp16/loss_scaler.py)."""
+"""Loss scaling for fp16, after DeepSpeed 0.19's dynamic loss scaler (fp16/loss_scaler.py)."""
 
 from dataclasses import dataclass
 
@@ -45,11 +45,11 @@ class Scaling:
         """The scale after a step whose gradients were finite or not.
 
         On overflow: hysteresis is used up first, then the scale halves, down to its minimum. After
-        `window` clean steps it doubles, and the hysteresis is refilled.
+        `window` clean steps the next one doubles it, and the hysteresis is refilled.
         """
         if not self.dynamic:
             return state
-        grown = finite & ((state.clean + 1) % self.window == 0)
+        grown = finite & (state.clean > 0) & (state.clean % self.window == 0)
         halved = ~finite & (state.hysteresis <= 1)
         scale = jnp.where(grown, state.scale * 2, state.scale)
         scale = jnp.where(halved, jnp.maximum(state.scale / 2, self.minimum), scale)

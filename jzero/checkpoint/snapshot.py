@@ -99,7 +99,7 @@ def _pieces(entry: Entry, piece: tuple[int, ...]) -> Iterator[Piece]:
     true = {}  # where it starts -> what is not padding of each shard
     for shard in entry.array.addressable_shards:
         start = tuple(i.start or 0 for i in shard.index)
-        inside = [slice(None) for at, n in zip(start, entry.shape, strict=True)]
+        inside = [slice(max(n - at, 0)) for at, n in zip(start, entry.shape, strict=True)]
         if shard.replica_id == 0 and math.prod(shard.data.shape):
             data = np.asarray(shard.data)[(*inside, ...)]
             if data.size:

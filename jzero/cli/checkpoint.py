@@ -16,6 +16,7 @@ from jzero.checkpoint.lock import Lock
 from jzero.checkpoint.retention import superseded
 from jzero.checkpoint.safetensors import export_safetensors, import_safetensors
 from jzero.checkpoint.safetensors.name_map import load
+from jzero.cli import checkpoint_deepspeed
 from jzero.cli.parser import (
     add_json,
     check_file,
@@ -70,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("sources", metavar="SOURCE", nargs="+", help="a folder, an index, or files")
     add("--model", required=True, metavar="FILE.py:FACTORY", help="a factory of a jzero.Workload")
+    _add_name_map(one)
+
+    one = verb(
+        checkpoint_deepspeed.NAME, checkpoint_deepspeed.run_import, checkpoint_deepspeed.SUMMARY
+    )
+    checkpoint_deepspeed.add_arguments(one)
     _add_name_map(one)
 
 

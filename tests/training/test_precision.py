@@ -58,7 +58,8 @@ class DeepSpeedScaler:
         else:
             if self.consecutive:
                 self.hysteresis = self.delay_shift
-            if (self.iteration - self.last_overflow) % self.window == 0:
+            stable = self.iteration - self.last_overflow - 1
+            if stable > 0 and stable % self.window == 0:
                 if not self.consecutive:
                     self.hysteresis = self.delay_shift
                 self.scale *= 2
