@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from jzero.reads import CHEAP, elements_read, inputs_read, is_read, jaxprs
+from jzero.reads import CHEAP, elements_read, inputs_read, is_read
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def _result(eqns: Sequence[Any], at: int) -> tuple[int, Any] | None:
 
 def _activation(at: int, eqn) -> tuple[int, Any] | None:
     """The largest float that an equation makes; what it only hands on says nothing."""
-    handed_on = {v for inner in jaxprs(eqn.params) for v in inner.invars}
+    handed_on = {v for inner in core.jaxprs_in_params(eqn.params) for v in inner.invars}
     made = [
         [not isinstance(v, core.Literal) and v in handed_on for v in inner.outvars]
-        for inner in jaxprs(eqn.params)
+        for inner in core.jaxprs_in_params(eqn.params)
     ]
     found = [
         v

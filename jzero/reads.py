@@ -1,7 +1,6 @@
 """jzero's reads of parameters in a traced loss: what they read, and what they gather."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from jax.extend import core
@@ -31,7 +30,11 @@ def gathers(primitive, params) -> bool:
     if primitive.name == "all_gather":
         return any(str(a).startswith("zero_") for a in params["axis_name"])
     if primitive.name in ("custom_vjp_call", "shard_map"):
-        return any(gathers(eqn.primitive, eqn.params) for j in jaxprs(params) for eqn in j.eqns)
+        return any(
+            gathers(eqn.primitive, eqn.params)
+            for j in core.jaxprs_in_params(params)
+            for eqn in j.eqns
+        )
     return False
 
 
@@ -47,14 +50,16 @@ def elements_read(eqn) -> int:
     if is_read(eqn):
         return sum(math.prod(v.aval.shape) for v in eqn.outvars)
     times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-    return times * sum(elements_read(each) for j in jaxprs(eqn.params) for each in j.eqns)
+    return times * sum(
+        elements_read(each) for j in core.jaxprs_in_params(eqn.params) for each in j.eqns
+    )
 
 
 def inputs_read(eqn) -> list[int]:
     """Which of an equation's inputs its reads take: stored weights, and taps for gradients."""
     if is_read(eqn):
         return list(range(len(eqn.invars)))
-    for inner in jaxprs(eqn.params):
+    for inner in core.jaxprs_in_params(eqn.params):
         if len(inner.invars) != len(eqn.invars):
             continue
         wanted: set[Any] = set()
@@ -64,13 +69,3 @@ def inputs_read(eqn) -> list[int]:
                 wanted.add(each.invars[0])
         return [i for i, v in enumerate(inner.invars) if v in wanted]
     return []
-
-
-def jaxprs(params) -> Iterator[core.Jaxpr]:
-    """The jaxprs among an equation's parameters."""
-    for value in params.values():
-        for x in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(x, core.ClosedJaxpr):
-                yield x.jaxpr
-            elif isinstance(x, core.Jaxpr):
-                yield x

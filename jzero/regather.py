@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import jax
 from jax.extend import core
 
-from jzero.reads import CHEAP, gathers, jaxprs
+from jzero.reads import CHEAP, gathers
 
 _REMAT = "remat2"  # the primitive of jax.checkpoint
 _REDONE = CHEAP | {"optimization_barrier"}  # of a weight they would keep a whole copy
@@ -63,7 +63,7 @@ def _gathered(jaxpr: core.Jaxpr) -> tuple[int, int]:
             size = sum(math.prod(x.aval.shape) for x in eqn.outvars)  # pyright: ignore
             uncovered, total = uncovered + size, total + size
             continue
-        for inner in jaxprs(eqn.params):
+        for inner in core.jaxprs_in_params(eqn.params):
             inside, all_inside = _gathered(inner)
             times = eqn.params.get("length", 1) if name == "scan" else 1
             uncovered += 0 if name == _REMAT else inside * times

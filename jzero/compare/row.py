@@ -5,15 +5,6 @@ from typing import Any
 
 from jzero.hlo.parts import Schedule
 
-FIGURES = (
-    "argument_bytes",
-    "temp_bytes",
-    "alias_bytes",
-    "peak_bytes",
-    "host_bytes",
-    "capacity_bytes",
-)
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -93,6 +84,11 @@ class Row:
     peak_split: dict[str, int] | None = None
     schedule: Schedule | None = None
     error: str | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there is no program, since it does not fit."""
+        return self.error is not None and self.state_bytes is None
 
     def as_dict(self) -> dict[str, Any]:
         found = self.collectives

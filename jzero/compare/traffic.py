@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jzero.compare.row import Traffic
 from jzero.hlo import Collective
+from jzero.hlo.groups import UNKNOWN
 from jzero.hlo.text import Shape
 from jzero.layout import Layout
 from jzero.mesh import ZeroMesh
@@ -35,7 +36,15 @@ def user_axes(mesh: ZeroMesh) -> dict[str, str]:
 
 def volume(rows: Sequence[Traffic], mesh: ZeroMesh) -> int | None:
     """Ring bytes over ZeRO and replica axes alone; None where some collective's are not known."""
-    return _sum(rows, mesh)
+    total = 0
+    for row in rows:
+        unknown = row.axes == UNKNOWN
+        if not unknown and not set(row.axes) <= set(mesh.data_axes):
+            continue
+        if unknown or row.bytes is None:
+            return None
+        total += row.bytes
+    return total
 
 
 def ratios(
@@ -49,7 +58,7 @@ def ratios(
     group = mesh.group_size
     unit = shard_parameters(layout) * (group - 1) / group
     sent = volume(rows, mesh)
-    elements = _sum([replace(row, bytes=_elements(row)) for row in rows], mesh)
+    elements = volume([replace(row, bytes=_elements(row)) for row in rows], mesh)
     if not unit or sent is None or elements is None:
         return None, None
     return sent / (2 * unit), elements / unit
@@ -62,18 +71,6 @@ def shard_parameters(layout: Layout) -> int:
     for leaf in layout.leaves.values():
         others = [axis for axes in leaf.array.other_axes for axis in axes]
         total += leaf.array.size // math.prod(shape[axis] for axis in others)
-    return total
-
-
-def _sum(rows: Sequence[Traffic], mesh: ZeroMesh) -> int | None:
-    total = 0
-    for row in rows:
-        unknown = row.axes == ("unknown",)
-        if not unknown and not set(row.axes) <= set(mesh.data_axes):
-            continue
-        if unknown or row.bytes is None:
-            return None
-        total += row.bytes
     return total
 
 

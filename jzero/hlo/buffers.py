@@ -18,6 +18,8 @@ from jzero.hlo.wire import Message, integers, repeated
 
 ALLOC, FREE, SHARE = 0, 1, 2  # HeapSimulatorTrace.Event.Kind
 
+_TUPLE = 13  # PrimitiveType
+
 
 @dataclass(frozen=True)
 class Value:
@@ -42,10 +44,10 @@ class Allocation:
     """A piece of memory.
 
     Attributes:
-        bytes: its size.
-        color: the memory space.
-        argument: the entry parameter that lies in it; None for none.
-        held: an argument, an output or a constant: there for the whole run.
+      bytes: its size.
+      color: the memory space.
+      argument: the entry parameter that lies in it; None for none.
+      held: an argument, an output or a constant: there for the whole run.
     """
 
     bytes: int
@@ -68,9 +70,9 @@ class Buffers:
     """A program's buffer assignment.
 
     Attributes:
-        all: by id.
-        allocations: all but those of single threads.
-        traces: for each heap what happens in it, in the order of the schedule.
+      all: by id.
+      allocations: all but those of single threads.
+      traces: for each heap what happens in it, in the order of the schedule.
     """
 
     all: Mapping[int, Buffer]
@@ -84,12 +86,12 @@ def compile_with_buffers(
     """Compiles, and reads the buffer assignment that XLA writes meanwhile.
 
     Arguments:
-        lowered: `jit(f).lower(...)`.
-        options: further compiler options.
+      lowered: `jit(f).lower(...)`.
+      options: further compiler options.
 
     Returns:
-        The compiled function, and its buffers; None where XLA does not tell: the program came from
-        JAX's compilation cache, or the process's own XLA_FLAGS say where to dump.
+      The compiled function, and its buffers; None where XLA does not tell: the program came from
+      JAX's compilation cache, or the process's own XLA_FLAGS say where to dump.
     """
     options = dict(options or {})
     if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
@@ -105,24 +107,28 @@ def read(proto: bytes) -> Buffers | None:
     """Reads an HloProto.
 
     Arguments:
-        proto: a file `*after_optimizations.hlo.pb` of XLA's dump.
+      proto: a file `*after_optimizations.hlo.pb` of XLA's dump.
 
     Returns:
-        Its buffer assignment; None where it has none: the program was loaded, not compiled.
+      Its buffer assignment; None where it has none: the program was loaded, not compiled.
 
     Raises:
-        JzeroError: these bytes are no protocol buffer.
+      JzeroError: these bytes are no protocol buffer.
     """
+    module, buffer_assignment = 1, 3  # HloProto
     hlo = Message(memoryview(proto))
-    if 3 not in hlo:
+    if buffer_assignment not in hlo:
         return None
-    places, assignment = _places(hlo.bytes(1)), hlo.bytes(3)
+    places, assignment = _places(hlo.bytes(module)), hlo.bytes(buffer_assignment)
+    buffers, allocations, traces, events = 1, 3, 4, 1  # BufferAssignmentProto, HeapSimulatorTrace
     return Buffers(
-        dict(_buffer(each, places) for each in repeated(assignment, 1)),
+        dict(_buffer(each, places) for each in repeated(assignment, buffers)),
         tuple(
-            each for message in repeated(assignment, 3) for each in _allocation(Message(message))
+            each
+            for message in repeated(assignment, allocations)
+            for each in _allocation(Message(message))
         ),
-        tuple(tuple(map(_event, repeated(each, 1))) for each in repeated(assignment, 4)),
+        tuple(tuple(map(_event, repeated(each, events))) for each in repeated(assignment, traces)),
     )
 
 
@@ -148,18 +154,21 @@ class _Place:
 
 def _places(module: memoryview) -> dict[int, _Place]:
     """Instruction -> its place in the program's text."""
+    computations, name = 3, 1  # HloModuleProto; of the other two the name is 1 as well
+    instructions, own_id, root_id = 2, 5, 6  # HloComputationProto
+    opcode, shape, id_, called_ids = 2, 3, 35, 38  # HloInstructionProto
     places: dict[int, _Place] = {}
     roots: dict[int, int] = {}
     starts: dict[int, _Place] = {}  # wrapped computation -> the start that wraps it
-    for message in repeated(module, 3):
+    for message in repeated(module, computations):
         computation = Message(message)
-        roots[computation.integer(5)] = computation.integer(6)
-        for each in repeated(message, 2):
+        roots[computation.integer(own_id)] = computation.integer(root_id)
+        for each in repeated(message, instructions):
             found = Message(each)
-            place = _Place(computation.text(1), found.text(1), _shape(found.bytes(3)))
-            places[found.integer(35)] = place
-            if found.text(2) == "async-start":
-                starts |= dict.fromkeys(integers(each, 38), place)
+            place = _Place(computation.text(name), found.text(name), _shape(found.bytes(shape)))
+            places[found.integer(id_)] = place
+            if found.text(opcode) == "async-start":
+                starts |= dict.fromkeys(integers(each, called_ids), place)
     # The text writes a wrapped instruction as one start, which gives (operands, results, ...).
     for computation, start in starts.items():
         places[roots[computation]] = _Place(start.computation, start.instruction, start.shape, (1,))
@@ -167,9 +176,9 @@ def _places(module: memoryview) -> dict[int, _Place]:
 
 
 def _shape(message: memoryview) -> Any:
-    inner = tuple(_shape(each) for each in repeated(message, 4))
-    tuple_type = 13
-    return inner if inner or Message(message).integer(2) == tuple_type else None
+    element_type, tuple_shapes = 2, 4  # ShapeProto
+    inner = tuple(_shape(each) for each in repeated(message, tuple_shapes))
+    return inner if inner or Message(message).integer(element_type) == _TUPLE else None
 
 
 def _arrays(shape: Any) -> int:
@@ -177,24 +186,28 @@ def _arrays(shape: Any) -> int:
 
 
 def _buffer(message: memoryview, places: Mapping[int, _Place]) -> tuple[int, Buffer]:
+    own_id, size, defined_at, color = 1, 2, 3, 4  # LogicalBufferProto
+    shape_index, instruction_id = 3, 4  # LogicalBufferProto.Location
     found = Message(message)
-    defined = found.bytes(3)
-    place = places[Message(defined).integer(4)]
-    value = place.value(tuple(integers(defined, 3)))
-    return found.integer(1), Buffer(found.integer(2), found.integer(4), value)
+    defined = found.bytes(defined_at)
+    place = places[Message(defined).integer(instruction_id)]
+    value = place.value(tuple(integers(defined, shape_index)))
+    return found.integer(own_id), Buffer(found.integer(size), found.integer(color), value)
 
 
 def _allocation(found: Message) -> Iterator[Allocation]:
+    size, parameter_number, color = 2, 6, 8  # BufferAllocationProto
     thread_local, parameter, output, constant = (found.integer(n) for n in (3, 5, 7, 12))
     if not thread_local:
         yield Allocation(
-            bytes=found.integer(2),
-            color=found.integer(8),
-            argument=found.integer(6) if parameter else None,
+            bytes=found.integer(size),
+            color=found.integer(color),
+            argument=found.integer(parameter_number) if parameter else None,
             held=bool(parameter or output or constant),
         )
 
 
 def _event(message: memoryview) -> Event:
+    kind, buffer_id, share_with = 1, 2, 5  # HeapSimulatorTrace.Event
     found = Message(message)
-    return Event(found.integer(1), found.integer(2), found.integer(5))
+    return Event(found.integer(kind), found.integer(buffer_id), found.integer(share_with))

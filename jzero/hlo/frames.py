@@ -36,10 +36,14 @@ class Frames:
         if beside:
             return f"{PurePath(beside[1]).name}:{beside[2]}"
         pointer = _POINTER.search(instruction.attributes)
-        frame = innermost = int(pointer[1]) if pointer else 0
-        while frame in self.places and _INSTALLED.search(self.places[frame][0]):
+        stack: list[int] = []
+        frame = int(pointer[1]) if pointer else 0
+        while frame in self.places and frame not in stack:
+            stack.append(frame)
             frame = self.callers.get(frame, 0)
-        place = self.places.get(frame) or self.places.get(innermost)
+        places = [self.places[frame] for frame in stack]
+        own = (place for place in places if not _INSTALLED.search(place[0]))
+        place = next(own, places[0] if places else None)
         return "" if place is None else f"{PurePath(place[0]).name}:{place[1]}"
 
 

@@ -29,6 +29,9 @@ def _unpack(flow: Flow, packed: int) -> None:
         return way in (Way.SAME, Way.EACH) and flow.shapes[after].dims == dims
 
     chain = flow.reach([packed], goes_on)
+    entry = flow.module.computations[flow.module.entry]
+    if not chain.isdisjoint(flow.results(entry, entry.root)):
+        return
     cuts = [(array, *use) for array in chain for use in flow.uses[array] if use[0] not in chain]
     pieces, start = [], 0
     for source, _ in flow.sources[packed]:

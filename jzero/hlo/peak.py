@@ -21,8 +21,8 @@ class Live:
     """A buffer of the heap that is in use at the peak.
 
     Attributes:
-        bytes: its size.
-        values: what lies in it, the latest last: of a loop's array that of this time round.
+      bytes: its size.
+      values: what lies in it, the latest last: of a loop's array that of this time round.
     """
 
     bytes: int
@@ -34,10 +34,10 @@ class Peak:
     """The device memory in use at the peak.
 
     Attributes:
-        bytes: in all.
-        allocated: with the whole heap, holes and all: what the program takes when it runs.
-        held: what is there for the whole run: arguments, outputs, constants.
-        live: buffers of the heap, the largest first.
+      bytes: in all.
+      allocated: with the whole heap, holes and all: what the program takes when it runs.
+      held: what is there for the whole run: arguments, outputs, constants.
+      live: buffers of the heap, the largest first.
     """
 
     bytes: int
@@ -51,11 +51,11 @@ class Large:
     """A buffer of the heap, as a reader of the program looks for it.
 
     Attributes:
-        bytes: its size.
-        shape: of the array in it; None where the text does not show the instruction.
-        instruction, opcode: what gives that array.
-        source: the JAX operation (`op_name`) that computed it, before copies and loops; "" where
-            the compiler kept none.
+      bytes: its size.
+      shape: of the array in it; None where the text does not show the instruction.
+      instruction, opcode: what gives that array.
+      source: the JAX operation (`op_name`) that computed it, before copies and loops; "" where
+          the compiler kept none.
     """
 
     bytes: int
@@ -69,11 +69,11 @@ def peak(buffers: Buffers) -> Peak | None:
     """Finds the peak of a program's device memory.
 
     Arguments:
-        buffers: its buffer assignment.
+      buffers: its buffer assignment.
 
     Returns:
-        The peak, the first of several; None where the compiler kept no record of the heap, or there
-        is more than one.
+      The peak, the first of several; None where the compiler kept no record of the heap, or there
+      is more than one.
     """
     mine = [each for each in buffers.allocations if each.color == _DEVICE and each.bytes]
     held = tuple(each for each in mine if each.held)
@@ -95,12 +95,12 @@ def largest(found: Peak, program: str, count: int = 15) -> list[Large]:
     """The largest buffers of the heap at the peak, to see what a program's temporaries are.
 
     Arguments:
-        found: from `peak`.
-        program: the text of the compiled program.
-        count: how many.
+      found: from `peak`.
+      program: the text of the compiled program.
+      count: how many.
 
     Returns:
-        The buffers, the largest first.
+      The buffers, the largest first.
     """
     flow = Flow(parse(program))
     return [_large(flow, each) for each in found.live[:count]]

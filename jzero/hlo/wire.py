@@ -15,13 +15,13 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """The fields of one message, in the order written.
 
     Arguments:
-        message: its bytes.
+      message: its bytes.
 
     Returns:
-        (field number, value): an int for a varint, else the bytes that stand for it.
+      (field number, value): an int for a varint, else the bytes that stand for it.
 
     Raises:
-        JzeroError: these bytes are no message.
+      JzeroError: these bytes are no message.
 
     >>> list(fields(memoryview(b"\\x08\\x96\\x01")))
     [(1, 150)]

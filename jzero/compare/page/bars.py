@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from jzero.compare.page.pieces import Piece, is_refused, of_memory, of_traffic
+from jzero.compare.page.pieces import Piece, of_memory, of_traffic
 from jzero.compare.page.svg import Chart, area, room_for, tag, text, upright
 from jzero.compare.page.words import amount
 from jzero.compare.row import Row
+from jzero.plan.paper import comm_elements
 from jzero.plan.rows import Unit, unit_for
 
 _TOP, _ROW, _HEADING, _BAR = 26, 58, 23, 26
@@ -69,7 +70,7 @@ def traffic(rows: Sequence[Row], accumulate: int, elements: bool) -> Chart:
 
 def paper_ratio(stage: int, accumulate: int) -> int:
     """What the ZeRO paper says a stage sends, in units of psi (N-1)/N."""
-    return (2, 2, accumulate + 1, 3 * accumulate)[stage]
+    return comm_elements(stage, params=1, devices=2, accumulate=accumulate)
 
 
 def _capacity(at: float, words: str, rows: int) -> list[str]:
@@ -89,7 +90,7 @@ def _far(words: str) -> list[str]:
 def _memory_bar(row: Row, unit: Unit) -> _Bar:
     note = {None: "", True: "fits", False: "does not fit"}[row.fits]
     more = ""
-    if is_refused(row):
+    if row.is_refused:
         note = "refused for memory"
     elif row.fits and row.mem_fraction is not None:
         more = f"{_SPACE}with XLA_CLIENT_MEM_FRACTION={row.mem_fraction:.2f}"

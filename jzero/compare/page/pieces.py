@@ -112,10 +112,5 @@ def keys(found: Iterable[Sequence[Piece]]) -> list[str]:
     return [key for key in NAMES if key in there]
 
 
-def is_refused(row: Row) -> bool:
-    """Whether there is no program, since it does not fit."""
-    return row.error is not None and row.state_bytes is None
-
-
 def _place(each: Traffic) -> tuple[int, str]:
     return (OPS.index(each.op) if each.op in OPS else len(OPS)), each.op

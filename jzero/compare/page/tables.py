@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from jzero.compare.page.bars import paper_ratio
-from jzero.compare.page.pieces import MEMORY, UNDIVIDED, is_refused, of_memory
+from jzero.compare.page.pieces import MEMORY, UNDIVIDED, of_memory
 from jzero.compare.page.play import Played
 from jzero.compare.page.words import counted, duration
 from jzero.compare.row import Result, Row
@@ -41,7 +41,6 @@ def memory(found: Result) -> str:
     heads += ["on the host"] * host
     rows = []
     for row in found.rows:
-        refused = is_refused(row)
         cells = [_part(row, key, parts[row.stage], unit) for key in used]
         cells.append(_size(row.peak_bytes, unit))
         cells += [_size(row.measured_peak_bytes, unit)] * measured
@@ -49,7 +48,9 @@ def memory(found: Result) -> str:
         if row.peak_bytes is not None and found.memory_bytes:
             share = row.peak_bytes / found.memory_bytes
         cells.append(_NONE if share is None else percent(share))
-        cells.append("refused" if refused else {None: _NONE, True: "yes", False: "no"}[row.fits])
+        cells.append(
+            "refused" if row.is_refused else {None: _NONE, True: "yes", False: "no"}[row.fits]
+        )
         state = None if row.state_bytes is None else sum(row.state_bytes.values())
         sizes = [state, row.argument_bytes, row.temp_bytes, row.alias_bytes]
         cells += [_size(size, unit) for size in sizes + [row.host_bytes] * host]

@@ -1,6 +1,5 @@
 """Figures and results in words."""
 
-from jzero.compare.page.pieces import is_refused
 from jzero.compare.row import Result, Row
 from jzero.hlo.parts import Part
 from jzero.plan.rows import unit_for
@@ -55,7 +54,7 @@ def iterations(part: Part) -> str:
 def headline(found: Result) -> str:
     """The result in one sentence, or two."""
     rows = sorted(found.rows, key=lambda row: row.stage)
-    known = [row for row in rows if row.peak_bytes is not None and not is_refused(row)]
+    known = [row for row in rows if row.peak_bytes is not None and not row.is_refused]
     if not known:
         return "The compiler refuses every stage for memory."
     unit = unit_for(max(found.memory_bytes or 0, *(row.peak_bytes or 0 for row in known)))
