@@ -1,7 +1,8 @@
 """ZeRO sharding, stages 0 to 3, for JAX, Flax and Optax."""
 
 from jzero.audit import audit
-from jzero.errors import ConfigError, JzeroError
+from jzero.checkpoint import DamagedCheckpoint
+from jzero.errors import ConfigError, JzeroError, RunFailed
 from jzero.losses import Mean
 from jzero.models import stop_gradient
 from jzero.sharded import gather
@@ -12,8 +13,10 @@ from jzero.zero import Zero
 
 __all__ = [
     "ConfigError",
+    "DamagedCheckpoint",
     "JzeroError",
     "Mean",
+    "RunFailed",
     "ScaleError",
     "State",
     "Workload",

@@ -137,9 +137,7 @@ class Flow:
         elif opcode.endswith("-start") and instruction.called:
             yield from _all(_flat(operands), results)
             yield from self._call(instruction.called[0], operands, results[instruction.widths[0] :])
-        elif opcode in ("tuple", "opt-barrier", "optimization-barrier") or opcode.endswith(
-            "-update"
-        ):
+        elif opcode in ("tuple", "opt-barrier") or opcode.endswith("-update"):
             yield from _all(_flat(operands), results)
         else:
             for operand, way in zip(operands, ways(instruction), strict=True):

@@ -21,7 +21,7 @@ MOST = 300
 
 # What XLA writes down and no device does.
 _FREE = frozenset({"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"})
-_MOVED = frozenset({"get-tuple-element", "tuple", "bitcast", "copy"})
+_MOVED = frozenset({"get-tuple-element", "tuple", "bitcast", "copy", "opt-barrier"})
 
 
 def schedule(

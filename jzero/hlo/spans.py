@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jzero.hlo.text import Computation, Instruction, Module
 
-_HANDS_ON = frozenset({"get-tuple-element", "bitcast", "copy", "tuple", "optimization-barrier"})
+_HANDS_ON = frozenset({"get-tuple-element", "bitcast", "copy", "tuple", "opt-barrier"})
 
 
 @dataclass(frozen=True)

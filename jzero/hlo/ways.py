@@ -18,7 +18,7 @@ class Way(Enum):
 _SAME = frozenset(
     "all-gather all-to-all bitcast bitcast-convert collective-broadcast collective-permute "
     "concatenate convert copy domain dynamic-slice dynamic-update-slice opt-barrier "
-    "optimization-barrier pad ragged-all-to-all reduce-precision reshape reverse select slice "
+    "pad ragged-all-to-all reduce-precision reshape reverse select slice "
     "transpose tuple".split()
 )
 _EACH = frozenset(

@@ -188,6 +188,15 @@ def test_pipelined_from_one_iteration_to_the_next(before: str, after: str, share
     assert overlapped_fraction(carried(before, after), MESH) == share
 
 
+def test_handed_on_through_a_barrier():
+    kind = "(f32[64]{0}, f32[512]{0})"
+    held = f"  %held = {kind} opt-barrier(%earlier)\n"
+    text = carried(held + product(1), other(1)).replace(
+        "all-gather-done(%earlier)", "all-gather-done(%held)"
+    )
+    assert "(%held)" in text and overlapped_fraction(text, MESH) == 1.0
+
+
 def test_without_loops_the_large_ones_count():
     """1 MiB sent: 2**20 * 8/7 / 8 elements of 4 bytes a device; below it nothing counts."""
     mib = 2**20 // 7 // 4 + 1
