@@ -15,6 +15,7 @@ import statistics
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "lm")]
@@ -24,10 +25,10 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
 from model import PRESETS  # noqa: E402
 
-from benchmarks import figures, handwritten, ours, usual  # noqa: E402
+from benchmarks import beside, figures, handwritten, ours, usual  # noqa: E402
 from benchmarks.job import Job  # noqa: E402
 from benchmarks.lm import operations  # noqa: E402
-from benchmarks.race import Runner, losses_of, quartiles, race  # noqa: E402
+from benchmarks.race import Runner, check, losses_of, quartiles, race  # noqa: E402
 from jzero import hlo, targets, xla_options  # noqa: E402
 from jzero.cli.parser import (  # noqa: E402
     Parser,
@@ -83,7 +84,7 @@ def failed(error: object, code: int) -> int:
     return code
 
 
-def devices(count: int | None) -> list[jax.Device]:
+def devices(count: int | None) -> list[Any]:
     """The first `count` devices, or all; on a CPU as many are made.
 
     Raises:
@@ -123,30 +124,47 @@ def bench(args: argparse.Namespace) -> figures.Figures:
     runners = [Runner(each, job.batch, on_cpu and len(there) > 1) for each in contenders]
     losses = losses_of(runners, precision)
     load = os.getloadavg()[0]
-    runners[0].state, beside = ours.host_seconds(step, runners[0].state, job.batch, 50)
+    runners[0].state, host = ours.host_seconds(step, runners[0].state, job.batch, 50)
     taken = race(runners, args.steps, args.rounds)
 
     best = figures.peak_flops(there[0].device_kind)
     work = operations(job.config, weights, len(there) * args.rows)
-    rows = []
-    for name, its in taken.items():
-        seconds, cpu = [each.seconds for each in its], [each.cpu_seconds for each in its]
-        own = taken[first.name]
+
+    def row(name: str, seconds: list[float], **more: Any) -> figures.Row:
         median = statistics.median(seconds)
-        rows.append(
-            figures.Row(
-                name=name,
-                seconds=tuple(seconds),
-                ratio=figures.paired([each.seconds for each in own], seconds),
-                cpu_ratio=figures.paired([each.cpu_seconds for each in own], cpu)
-                if on_cpu
-                else None,
-                tokens_per_second=job.tokens / median,
-                flop_utilisation=best and work / median / len(there) / best,
-                peak_bytes=peaks[name],
-                losses=tuple(losses[name]),
-            )
+        return figures.Row(
+            name=name,
+            seconds=tuple(seconds),
+            tokens_per_second=job.tokens / median,
+            flop_utilisation=best and work / median / len(there) / best,
+            losses=tuple(losses[name]),
+            **more,
         )
+
+    wall = {name: [each.seconds for each in its] for name, its in taken.items()}
+    cpu = {name: [each.cpu_seconds for each in its] for name, its in taken.items()}
+    rows = [
+        row(
+            name,
+            wall[name],
+            ratio=figures.paired(wall[first.name], wall[name]),
+            cpu_ratio=figures.paired(cpu[first.name], cpu[name]) if on_cpu else None,
+            peak_bytes=peaks[name],
+        )
+        for name in taken
+    ]
+    notes = []
+    if beside.is_installed():
+        name = f"DeepSpeed, {beside.ranks_for(job)} processes"
+        found = beside.train(job, weights, args.steps, args.rounds)
+        losses[name] = found["losses"]
+        check({first.name: losses[first.name], name: losses[name]}, precision)
+        rows.append(
+            row(name, found["seconds"], ratio=None, cpu_ratio=None, peak_bytes=found["peak_bytes"])
+        )
+        notes.append("DeepSpeed ran after the others, not in turn with them")
+    else:
+        notes.append("DeepSpeed: left out, since torch and deepspeed are not installed")
     return figures.Figures(
         model=model,
         stage=args.stage,
@@ -161,9 +179,9 @@ def bench(args: argparse.Namespace) -> figures.Figures:
         rounds=args.rounds,
         versions={name: version(name) for name in ("jax", "flax", "optax")},
         load=load,
-        host_seconds=quartiles(beside),
+        host_seconds=quartiles(host),
         process_peak_bytes=peak(there),
-        notes=(),
+        notes=tuple(notes),
         rows=tuple(rows),
     )
 

@@ -20,11 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jzero.cli.parser import Parser, add_json, check_file, output, write_json
-from jzero.errors import JzeroError, RunFailed
-from jzero.plan.rows import size
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from jzero.cli.parser import Parser, add_json, check_file, output, write_json  # noqa: E402
+from jzero.errors import JzeroError, RunFailed  # noqa: E402
+from jzero.plan.rows import size  # noqa: E402
+
 EXAMPLE = ROOT / "examples" / "lm"
 COMPARE_LIMIT, BENCH_LIMIT = 180, 280
 """Seconds for each part."""

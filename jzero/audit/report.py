@@ -21,7 +21,7 @@ from jzero.hlo.moved import Moved
 from jzero.hlo.origins import Kind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What a compiled function needs, sends and keeps; of one device, for one call.
 
@@ -187,19 +187,14 @@ class Report:
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().rstrip()
 
+    __repr__ = __str__
+
     def _summary(self) -> str:
         axes = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
-        roles = [
-            f"{role} {', '.join(names)}"
-            for role, names in (
-                ("state", self.state),
-                ("batch", self.batch),
-                ("state or batch", self.unsure),
-            )
-            if names
-        ]
         over = ", ".join(self.shard_axes) or "no axis that is known"
-        lines = [f"Mesh {axes}, ZeRO over {over}. Arguments: {'; '.join(roles) or 'none'}."]
+        line = f"Mesh {axes}, ZeRO over {over}."
+        roles = {"State": self.state, "Batch": self.batch, "State or batch": self.unsure}
+        lines = [" ".join([line, *(f"{k}: {', '.join(v)}." for k, v in roles.items() if v)])]
         if self.memory is not None:
             lines.append(memory_line(self.memory))
         if self.overlapped_fraction is not None:

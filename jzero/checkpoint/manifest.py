@@ -114,7 +114,7 @@ def write(folder: Path, manifest: Manifest) -> None:
             f"step {manifest.step}: the data position or the configuration is not JSON ({error}); "
             f"give save(data=...) numbers, texts, lists and dicts with texts as keys"
         ) from None
-    write_text(folder / NAME, json.dumps({**rest, "checksum": _checksum(rest)}).encode())
+    write_text(folder / NAME, _text({**rest, "checksum": _checksum(rest)}))
 
 
 def read(folder: Path) -> Manifest:
@@ -134,7 +134,7 @@ def read(folder: Path) -> Manifest:
     try:
         whole = json.loads(text)
         rest = {key: value for key, value in whole.items() if key != "checksum"}
-        sound = whole["checksum"] == _checksum(rest)
+        sound = whole["checksum"] == _checksum(rest) and text == _text(whole)
     except (ValueError, KeyError, AttributeError):
         raise DamagedCheckpoint(folder, NAME, "is cut short or changed") from None
     if not sound:
@@ -174,8 +174,15 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
     return Manifest(data["step"], leaves, files, facts)
 
 
+# These two stay the same in every version of the format, so that damage is told from age.
+
+
+def _text(whole: Any) -> bytes:
+    return json.dumps(whole).encode()
+
+
 def _checksum(rest: Any) -> str:
-    """SHA-256 of the manifest without its checksum; the same in every version of the format."""
+    """SHA-256 of the manifest without its checksum."""
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

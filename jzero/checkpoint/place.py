@@ -96,22 +96,20 @@ def _pieces(data: jax.ShapeDtypeStruct) -> list[_Piece]:
 
 
 def _fill(reader: Reader, entry: Entry, piece: _Piece, dtype: np.dtype) -> _Filling:
-    """Begins to read a piece; what of it is padding is zero."""
+    """Begins to read a piece; what of it is padding stays zero."""
     true = reader.manifest.leaves[entry.name].array_shape
-    host = _unaligned(piece.shape, dtype)
+    host = _host_zeros(piece.shape, dtype)
     inside = tuple(
         slice(min(i.start, n), min(i.stop, n)) for i, n in zip(piece.index, true, strict=True)
     )
-    shape = tuple(i.stop - i.start for i in inside)
-    if shape != piece.shape:
-        host[...] = 0
-    return _Filling(host, reader.start(entry.name, inside, host[(*map(slice, shape), ...)]))
+    part = host[(*(slice(i.stop - i.start) for i in inside), ...)]
+    return _Filling(host, reader.start(entry.name, inside, part))
 
 
-def _unaligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array that XLA must copy.
+def _host_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that XLA must copy, in memory that goes back to the system with it.
 
-    On CPUs it takes an aligned one as a device's buffer, even as that of several devices, which
+    On CPUs XLA takes an aligned one as a device's buffer, even as that of several devices, which
     then is not theirs to give to a step.
     """
     size = math.prod(shape) * dtype.itemsize

@@ -129,7 +129,7 @@ def _all_or_none(read: Callable[[], Any]) -> Any:
         result = read()
     except Exception as error:
         failure = error
-    failed = np.zeros(2, bool)
+    failed = multihost_utils.process_allgather(np.bool_(failure is not None))
     if failure is not None:
         raise failure
     if failed.any():

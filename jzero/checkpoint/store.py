@@ -47,7 +47,16 @@ class Reader:
         return out
 
     def start(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> "Reading":
-        """Begins to read a region, given by its bounds in each dim, into a contiguous array."""
+        """Begins to read a region into an array; the result of what it returns waits for it.
+
+        Arguments:
+          name: the leaf's.
+          index: the region's bounds in each dim.
+          out: an array of the region's shape and the leaf's dtype.
+
+        Raises:
+          DamagedCheckpoint: as `region`.
+        """
         entry = self.manifest.leaves[name]
         if not out.size:
             return Reading(self.folder, None)
@@ -60,6 +69,9 @@ class Reader:
         """Compares the files of a region with the manifest: presence, lengths, checksums.
 
         The data's own checksums are compared when they are read.
+
+        Raises:
+          DamagedCheckpoint: naming the file.
         """
         entry = self.manifest.leaves[name]
         index = index or tuple(slice(0, n) for n in entry.array_shape)
@@ -110,10 +122,7 @@ class Reading:
         except (ValueError, OSError) as error:
             named = re.search(r'"([^"]*/(arrays/[^"]*))"', str(error))
             file = named[2] if named else "arrays"
-            changed = "DATA_LOSS" in str(error) or "digest" in str(error)
-            problem = (
-                "was changed: its data do not fit their checksum"
-                if changed
-                else f"cannot be read: {error}"
-            )
+            problem = f"cannot be read: {str(error).splitlines()[0]}"
+            if "DATA_LOSS" in str(error):
+                problem = "was changed: its data do not fit their checksum"
             raise DamagedCheckpoint(self.folder, file, problem) from None

@@ -125,6 +125,34 @@ def test_many_steps_in_one_program(mesh: Mesh):
     assert {each.count for each in report.of(Kind.WEIGHT)} == {5}
 
 
+def test_weights_that_are_gathered_once_for_all_micro_batches(mesh: Mesh):
+    """Backward uses one right after forward, but it is kept over the whole loop."""
+
+    def local(p, batches):
+        whole = gather(p)
+
+        def micro(carry, x):
+            """Adds up a gradient one micro-batch late, as a pipelined loop does."""
+            total, last = carry
+            scattered = jax.tree.map(
+                lambda g: lax.psum_scatter(g, "data", tiled=True), jax.grad(error)(whole, x)
+            )
+            return (jax.tree.map(jnp.add, total, last), scattered), None
+
+        zeros = jax.tree.map(jnp.zeros_like, p)
+        (total, _), _ = lax.scan(micro, (zeros, zeros), batches)
+        return jax.tree.map(jnp.subtract, p, total)
+
+    batches = arrays(mesh, 5, 512, WIDTH, spec=P(None, "data"))
+    train = mapped(mesh, local, SHARDED, P(None, "data"), out=SHARDED)
+    compiled = jax.jit(train, donate_argnums=0).lower(params(mesh), batches).compile()
+    report = jzero.audit(compiled, mesh)
+    assert kinds(report) == GATHERED
+    assert {each.count for each in report.of(Kind.GRADIENT)} == {10}
+    assert report.kept is not None
+    assert {each.arguments for each in report.kept} == {("p['b']",)}
+
+
 def test_gradients_that_travel_quantised(mesh: Mesh):
     """They are summed after they were sent: no element of them ends in the state as it is."""
 
@@ -143,6 +171,24 @@ def test_gradients_that_travel_quantised(mesh: Mesh):
     report = jzero.audit(compiled, mesh)
     assert kinds(report) == {("all-gather", Kind.WEIGHT), ("all-to-all", Kind.GRADIENT)}
     assert {each.dtype for each in report.of(Kind.GRADIENT)} == {"s8"}
+
+
+def test_parameters_in_one_flat_vector(mesh: Mesh):
+    """Its gradient is laid end to end, reduced, and the program's output as it is."""
+
+    def local(flat, x):
+        def loss(flat):
+            a, b = flat.reshape(2, WIDTH, WIDTH)
+            return error({"a": a, "b": b}, x)
+
+        a, b = jax.grad(loss)(flat).reshape(2, -1)
+        return lax.psum(jnp.concatenate([a, 0.1 * b]), "data")
+
+    flat, x = arrays(mesh, 2 * WIDTH * WIDTH, spec=WHOLE), arrays(mesh, 512, WIDTH)
+    train = mapped(mesh, local, WHOLE, P("data"), out=WHOLE)
+    report = jzero.audit(jax.jit(train).lower(flat, x).compile(), mesh)
+    assert kinds(report) == {("all-reduce", Kind.GRADIENT)}
+    assert sum(each.elements or 0 for each in report.of(Kind.GRADIENT)) == 2 * WIDTH * WIDTH
 
 
 def test_experts_may_have_an_axis_of_their_own():
@@ -195,3 +241,41 @@ def test_a_toy_batch_is_no_small_thing(mesh: Mesh):
         (8, 16)
     ]
     assert jzero.audit(compiled, mesh, weights=["p"], small=128).of(Kind.ACTIVATION) == []
+
+
+def test_single_numbers_side_by_side_are_small(mesh: Mesh):
+    """However many they are, and however small the model is."""
+
+    def loss(p, x):
+        y = x @ gather(p["a"]) @ gather(p["b"])
+        means = jnp.stack([jnp.mean(jnp.sin(i * y)) for i in range(12)])
+        return lax.pmean(jnp.mean(y**2), "data"), lax.psum(means, "data")
+
+    toy = {name: arrays(mesh, 16, 16) for name in SHARDED}
+    metrics = mapped(mesh, loss, SHARDED, P("data"), out=(P(), P()))
+    grads = jax.jit(jax.grad(metrics, has_aux=True))
+    report = jzero.audit(grads.lower(toy, arrays(mesh, 8, 16)).compile(), mesh, weights=["p"])
+    report.assert_no_collective_on_activations()
+    assert 12 in {each.elements for each in report.of(Kind.SMALL)}
+
+
+def test_an_output_like_the_batch_makes_it_no_state(mesh: Mesh):
+    """A denoiser gives what it is given; without a gradient that means nothing."""
+
+    def denoise(p, x):
+        return jnp.tanh(x @ gather(p["a"])) @ gather(p["b"])
+
+    forward = jax.jit(mapped(mesh, denoise, SHARDED, P("data"), out=P("data")))
+    compiled = forward.lower(params(mesh), arrays(mesh, 64, WIDTH)).compile()
+    report = jzero.audit(compiled, mesh)
+    assert (report.state, report.unsure) == ((), ("p", "x"))
+    assert kinds(report) == {("all-gather", Kind.UNKNOWN)}
+
+
+def test_without_a_sign_of_state_gradients_are_not_called_activations(mesh: Mesh):
+    """One argument for all, not donated: it has a batch in it, so it is not all state."""
+    carry = params(mesh), arrays(mesh, 256, WIDTH)
+    compiled = jax.jit(lambda carry: step(mesh)(*carry)).lower(carry).compile()
+    unknown = {("all-gather", Kind.UNKNOWN), ("reduce-scatter", Kind.UNKNOWN)}
+    assert kinds(jzero.audit(compiled, mesh)) == unknown
+    assert kinds(jzero.audit(compiled, mesh, weights=["carry[0]"])) == GATHERED

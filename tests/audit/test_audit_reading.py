@@ -104,6 +104,35 @@ def test_one_collective_for_weights_and_activations():
     assert [each.bytes for each in found] == [7 * 64 * 64 * 4, 7 * 32 * 64 * 4]
 
 
+@pytest.mark.parametrize(
+    "name, between, kept",
+    [
+        ("jvp()", True, True),
+        ("transpose(jvp())", True, True),
+        ("transpose(jvp())/rematted_computation", True, False),  # a layer, done again
+        ("jvp()", False, False),
+    ],
+)
+def test_a_weight_is_kept_over_other_weights(name: str, between: bool, kept: bool):
+    """Forward and backward both multiply with it; what lies between decides."""
+    passes = "jvp()", name, "transpose(jvp())"
+    y, z, g = (f'metadata={{op_name="jit(step)/{each}/dot"}}' for each in passes)
+    other = f"  %z = f32[32,64]{{1,0}} dot(%x, %w), {DIMS}, {z}\n"
+    body = f"""  %whole = f32[512,64]{{1,0}} all-gather(%w), {GROUP}, dimensions={{0}}
+  %part = f32[64,64]{{1,0}} slice(%whole), slice={{[0:64], [0:64]}}
+{"" if between else other}  %y = f32[32,64]{{1,0}} dot(%x, %part), {DIMS}, {y}
+{other if between else ""}  %back = f32[32,64]{{1,0}} dot(%y, %part), {DIMS}, {g}
+  %t = f32[64,32]{{1,0}} transpose(%x), dimensions={{1,0}}
+  %g = f32[64,64]{{1,0}} dot(%t, %back), {DIMS}
+  %new = f32[64,64]{{1,0}} subtract(%w, %g)
+  %loss = f32[] constant(0)
+  ROOT %out = (f32[64,64]{{1,0}}, f32[]) tuple(%new, %loss)
+"""
+    report = jzero.audit(program(body), MESH)
+    assert report.kept is not None
+    assert [each.arguments for each in report.kept] == ([("params['w']",)] if kept else [])
+
+
 def test_random_numbers_come_from_no_argument():
     text = program(
         PRODUCTS

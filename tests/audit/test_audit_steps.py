@@ -11,7 +11,7 @@ import jzero
 from jzero.audit import Report
 from jzero.hlo import Kind
 
-NET = Net("nnx", layers=3, remat=True)
+NET = Net("plain", layers=2, remat=True)
 
 
 def audited(found: Step) -> Report:
@@ -24,7 +24,7 @@ def audited(found: Step) -> Report:
     indirect=["target"],
 )
 def test_every_stage_passes(target: str, stage: int):
-    found = compile_net(NET, target, stage=stage)
+    found = compile_net(NET, target, stage=stage, tx=optax.sgd(0.1, momentum=0.9))
     report = audited(found)
     report.assert_no_collective_on_activations()
     report.assert_no_kept_weights()
@@ -32,7 +32,7 @@ def test_every_stage_passes(target: str, stage: int):
     assert (report.state, report.batch) == (("state",), ("batch",))
     assert {each.kind for each in report.moved} <= {Kind.WEIGHT, Kind.GRADIENT, Kind.SMALL}
     psi = found.size()
-    once = found.size(lambda path: not path.startswith("blocks") or path.endswith("down/bias"))
+    once = found.size(lambda path: not path.startswith("blocks"))
     report.assert_volume(3 - once / psi if stage == 3 else 2, psi)
     wrong = 2 if stage == 3 else 3
     with pytest.raises(AssertionError, match=rf"asked for was {wrong} within"):
@@ -40,19 +40,29 @@ def test_every_stage_passes(target: str, stage: int):
 
 
 def test_hybrid_shards():
-    found = compile_net(NET, stage=3, axes=(("replica", 2), ("data", 4)))
+    axes = (("replica", 2), ("data", 4))
+    found = compile_net(NET, stage=3, axes=axes, tx=optax.sgd(0.1))
     report = audited(found)
     assert (report.shard_axes, report.replica_axes) == (("data",), ("replica",))
     report.assert_no_collective_on_activations()
-    axes = {(each.op, each.axes) for each in report.of(Kind.GRADIENT)}
-    assert axes == {("reduce-scatter", ("data",)), ("all-reduce", ("replica",))}
+    reduced = {(each.op, each.axes) for each in report.of(Kind.GRADIENT)}
+    assert reduced == {("reduce-scatter", ("data",)), ("all-reduce", ("replica",))}
     assert {each.axes for each in report.of(Kind.WEIGHT)} == {("data",)}
 
 
 def test_an_optimizer_of_products_moves_no_activations():
-    found = compile_net(NET, stage=1, tx=optax.contrib.muon(1e-3))
-    report = audited(found)
+    """What Muon exchanges depends on the batch, by way of reduced gradients alone."""
+
+    def loss(params, batch, rng):
+        return jnp.mean(jnp.square(jnp.tanh(batch["x"] @ jzero.gather(params["w"]))))
+
+    zero = jzero.Zero(stage=1, mesh=build_mesh("cpu:8", data=8))
+    zero.setup_for(lambda key: {"w": jax.random.normal(key, (64, 96))}, optax.contrib.muon(1e-3))
+    batch = {"x": jax.ShapeDtypeStruct((128, 64), jnp.float32)}
+    compiled = zero.train_step(loss).lower(batch).compile()
+    report = jzero.audit(compiled, zero.mesh.storage)
     report.assert_no_collective_on_activations()
+    assert [each.op for each in report.of(Kind.GRADIENT)] == ["reduce-scatter"]
     products = report.of(Kind.UPDATE)
     assert products and all("zero_update" in each.op_name for each in products)
 

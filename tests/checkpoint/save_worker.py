@@ -46,6 +46,8 @@ Reader.start = lambda self, name, index, out: (
 restored = checkpoint.restore(folder / "step_00000005", zero.setup)
 state = restored.state
 told["read"] = sum(size for name, size in reads if name == "optimizer/0/mu/wide")
+pieces_of = checkpoint.snapshot(checkpoint.entries(zero.setup, state).values()).pieces
+told["pieces"] = [len(pieces_of[name]) for name in ("progress/step", "progress/rng", "params/wide")]
 told["positions"] = restored.positions
 save(6, data={"process": number})
 told["data"] = checkpoint.restore(folder / "step_00000006", zero.setup).data

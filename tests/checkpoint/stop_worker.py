@@ -32,5 +32,7 @@ with Checkpointer(zero, Path(folder), every=4, timeout=60) as checkpoints:
         checkpoints.save(state, int(process))
         if checkpoints.stopping:
             break
-print("stopped", checkpoints.stopping, number)
+    else:
+        sys.exit("nothing stopped it")
+print("stopped after", number)
 jax.distributed.shutdown()

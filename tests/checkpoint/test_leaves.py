@@ -91,6 +91,7 @@ def test_bits_go_through_two_layouts(optimizer, tmp_path):
     state = restore(folder, first.setup).state
     bits |= {name: x for name, x in whole(first, state).items() if "scale" in name}
     assert_same(whole(first, state), bits)
+    assert_padding_is_zero(first, state)
     (tmp_path / "state").mkdir()
     folder = save(tmp_path / "state", first, state)
     checkpoint.verify(folder)
@@ -99,6 +100,14 @@ def test_bits_go_through_two_layouts(optimizer, tmp_path):
     assert {name: leaf.shape for name, leaf in saved.leaves.items() if not leaf.is_key} == {
         name: x.shape for name, x in bits.items() if not saved.leaves[name].is_key
     }
+
+
+def assert_padding_is_zero(zero, state):
+    for name, entry in checkpoint.entries(zero.setup, state).items():
+        if entry.array.shape != entry.shape:
+            stored = np.array(entry.array)
+            stored[tuple(map(slice, entry.shape))] = 0
+            assert not stored.any(), name
 
 
 def test_the_compute_copy_is_the_master_cast(tmp_path):

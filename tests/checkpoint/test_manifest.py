@@ -18,7 +18,7 @@ FACTS = Facts(
     stage=3,
     devices=8,
     mesh={"data": 8},
-    config={"train_batch_size": 32},
+    config={"train_batch_size": 32, "lr": 1e-05},
     dynamic_loss_scale=True,
     applied_steps=49,
     data=({"rows": [1, 2]}, None),
@@ -48,8 +48,9 @@ def test_all_of_it_comes_back(folder):
 def test_every_flipped_bit_is_noticed(folder):
     path = folder / "manifest.json"
     whole = path.read_bytes()
-    for i in range(0, len(whole), 7):
-        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :])
+    exponent = whole.index(b"1e-05") + 1  # 1E-05 is the same number
+    for i, bit in [(exponent, 5), *((i, i % 8) for i in range(0, len(whole), 7))]:
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :])
         with pytest.raises(DamagedCheckpoint, match="manifest.json was changed|is cut short"):
             manifest.read(folder)
 

@@ -75,6 +75,8 @@ def test_what_two_processes_restored_and_saved(told):
 def test_each_process_reads_its_own_half_and_has_its_own_position(told):
     for number, found in enumerate(told[2]):
         assert found["read"] == 8 * 2**15 // 2
+        # Of what every device has, the first process alone keeps a copy.
+        assert found["pieces"] == ([1, 1, 2] if number == 0 else [0, 0, 2])
         assert found["positions"] == [{"row": 7}]
         assert found["data"] == {"process": number}
 

@@ -1,0 +1,1 @@
+"""What `scripts/bench.py` and `scripts/gpu_check.py` are made of."""
