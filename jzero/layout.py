@@ -125,7 +125,9 @@ def is_leaf(x) -> bool:
     return isinstance(x, Leaf)
 
 
-def struct(shape: tuple[int, ...], dtype: str, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+def struct(
+    shape: tuple[int, ...], dtype: str, sharding: NamedSharding | None = None
+) -> jax.ShapeDtypeStruct:
     """A ShapeDtypeStruct from a dtype's name; "key<fry>" is a PRNG key's."""
     if dtype.startswith("key<"):
         kind = jax.eval_shape(lambda: jax.random.key(0, impl=_key_impl(dtype))).dtype

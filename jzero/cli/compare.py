@@ -56,8 +56,14 @@ def run(args: argparse.Namespace) -> None:
       JzeroError: arguments, a model or a mesh that jzero cannot use; no compiler or devices.
       RunFailed: a program that does not compile or run, for another reason than memory.
     """
-    for option in ("--json", "--html", "--png"):
-        check_file(option, getattr(args, option[2:]))
+    files = {option: getattr(args, option[2:]) for option in ("--json", "--html", "--png")}
+    for option, name in files.items():
+        check_file(option, name)
+        if option != "--json" and name == "-":
+            raise JzeroError(f"{option} -: give a file; only --json goes to standard output")
+    given = [Path(name).absolute() for name in files.values() if name not in (None, "-")]
+    if len(set(given)) < len(given):
+        raise JzeroError("--json, --html, --png: two of them name the same file; give each its own")
     if args.png is not None:
         require_extra()
     if args.offload is not None:

@@ -21,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
       The exit code: 0; 2 for what the user can mend and 1 for what failed while running, each with
       one line on standard error.
     """
-    parser = Parser(prog="jzero", description="ZeRO for JAX: what each stage costs, and its checkpoints.")
+    parser = Parser(
+        prog="jzero", description="ZeRO for JAX: what each stage costs, and its checkpoints."
+    )
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     for module in SUBCOMMANDS:
         below = commands.add_parser(

@@ -77,11 +77,15 @@ def check_file(option: str, out: str | None) -> None:
     """
     if out in (None, "-"):
         return
+    if not out:
+        raise JzeroError(f"{option}: give a file")
     path = Path(out)
     if path.is_dir():
         raise JzeroError(f"{option} {out}: is a folder; give a file")
     if not path.absolute().parent.is_dir():
         raise JzeroError(f"{option} {out}: there is no folder {path.parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise JzeroError(f"{option} {out}: the folder {path.parent} cannot be written to")
 
 
 @contextmanager

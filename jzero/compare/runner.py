@@ -125,8 +125,8 @@ def _work(request: Request, target: targets.Target | None) -> dict[str, Any]:
         if not result.is_file():
             last = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN:]
             raise RunFailed(
-                f"stage {request.stage}: its process ended with exit code "
-                f"{worker.returncode} and said: {last}"
+                f"stage {request.stage}: its process ended with exit code {worker.returncode} and "
+                f"said {last or 'nothing'}"
             )
         answer = json.loads(result.read_text(encoding="utf-8"))
     if "failed" in answer:

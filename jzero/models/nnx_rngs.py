@@ -15,17 +15,14 @@ class HostCounted(nnx.RngStream):
     def __init__(self, key: jax.Array, *, tag: str):
         super().__init__(key, tag=tag)
         if not self.key.shape:
-            self._count_from(0)
+            self.count = nnx.RngCount(np.zeros((), np.uint32), tag=tag)  # pyright: ignore
 
     def __call__(self) -> jax.Array:
         count = self.count.get_raw_value()
-        if not isinstance(count, np.ndarray):  # inside an nnx transform
+        if not isinstance(count, np.ndarray | np.generic):  # inside an nnx transform
             return super().__call__()
-        self._count_from(int(count) + 1)
+        self.count.set_raw_value(np.array(count + 1, np.uint32))  # pyright: ignore
         return jax.random.fold_in(self.key[...], count)
-
-    def _count_from(self, number: int):
-        self.count = nnx.RngCount(np.array(number, np.uint32), tag=self.tag)  # pyright: ignore
 
 
 def rngs_of(key: jax.Array) -> nnx.Rngs:

@@ -26,7 +26,7 @@ step = zero.train_step(
 )
 batch = {"x": jnp.ones((2, 6))}
 with Checkpointer(zero, Path(folder), every=4, timeout=60) as checkpoints:
-    for number in range(1, 1000):
+    for number in range(1, 1000):  # noqa: B007
         state, _ = step(state, batch)
         time.sleep(0.02 * (1 + int(process)))
         checkpoints.save(state, int(process))

@@ -126,7 +126,7 @@ def test_a_program_that_is_refused_for_memory_is_a_row(run: Run, tmp_path: Path)
         ("nobody", 2, "factories there: small, pinned, mixed"),
         ("cannot_trace", 2, "the workload cannot be traced: KeyError: 'nothing'"),
         ("cannot_compile", 1, "stage 0 does not compile: RuntimeError: INTERNAL: the compiler is"),
-        ("dies", 1, "ended with exit code 7 and said: the last words"),
+        ("dies", 1, "ended with exit code 7 and said the last words"),
     ],
 )
 def test_what_goes_wrong_in_a_worker_is_one_line(

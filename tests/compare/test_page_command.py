@@ -30,6 +30,18 @@ def total(parts: list[dict], number: int) -> int:
     return part["trips"] * (own + loops)
 
 
+def test_files_that_go_to_one_place_or_nowhere_are_refused(run: Run, tmp_path: Path):
+    page = str(tmp_path / "page")
+    for options, said in (
+        (("--html", page, "--json", page), "two of them name the same file"),
+        (("--html", "-"), "--html -: give a file"),
+        (("--html", ""), "--html: give a file"),
+    ):
+        code, _, err = run(*WHERE, *options)
+        assert code == 2 and said in err and len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 WHERE = ("--model", f"{FACTORIES}:small", "--target", "cpu:8")
 
 
