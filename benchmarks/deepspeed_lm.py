@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import deepspeed
+import deepspeed  # pyright: ignore[reportMissingImports]
 import numpy as np
-import torch
-import torch.multiprocessing
-from torch import nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+import torch  # pyright: ignore[reportMissingImports]
+import torch.multiprocessing  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional  # pyright: ignore[reportMissingImports]
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportMissingImports]
 
 
 class Norm(nn.Module):
