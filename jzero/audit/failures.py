@@ -60,18 +60,18 @@ def unknown_volume(lost: Sequence[Moved]) -> str:
 
 
 def volume(
-    sent: dict[Moved, float], found: float, ratio: float, tolerance: float, unit: str
+    sent: Sequence[tuple[Moved, float]], found: float, ratio: float, tolerance: float, unit: str
 ) -> str:
     """Of a volume that is not the one asked for.
 
     Arguments:
-      sent: in the unit, by what is moved.
+      sent: what is moved, and its part of the volume in the unit.
       found: all of it.
       ratio, tolerance: what was asked for.
       unit: in words.
     """
     parts: dict[tuple[str, str, str, str], float] = {}
-    for each, amount in sent.items():
+    for each, amount in sent:
         key = each.op, each.kind.value, over(each.axes), each.dtype
         parts[key] = parts.get(key, 0) + amount
     lines = [
@@ -80,7 +80,7 @@ def volume(
     ]
     for (op, kind, axes, dtype), amount in sorted(parts.items(), key=lambda item: -item[1]):
         lines.append(f"  {amount:.3f}  {op}, {kind}, {dtype} over {axes}")
-    activations = sum(part for each, part in sent.items() if each.kind is Kind.ACTIVATION)
+    activations = sum(part for each, part in sent if each.kind is Kind.ACTIVATION)
     if activations:
         lines.append(f"{activations:.3f} of it is activations. {_GATHER}")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -120,7 +121,11 @@ class Report:
                 f"assert_volume: no axis of the mesh {self.mesh} is known to shard the state over "
                 "several devices; say which: audit(..., axes=...)"
             )
-        psi = parameters if isinstance(parameters, int) else _size(parameters)
+        psi = (
+            int(parameters)
+            if isinstance(parameters, int | float | np.number)
+            else _size(parameters)
+        )
         chosen = self._axes(axes)
         unknown = [each for each in self.moved if each.axes == UNKNOWN]
         counted = [each for each in self.moved if chosen.issuperset(each.axes)]
@@ -130,8 +135,8 @@ class Report:
         if lost:
             raise AssertionError(failures.unknown_volume(lost))
         unit = psi * (group - 1) / group
-        sent = {each: failures.sent(each, itemsize) / unit for each in counted}
-        found = sum(sent.values())
+        sent = [(each, failures.sent(each, itemsize) / unit) for each in counted]
+        found = sum(amount for _, amount in sent)
         if abs(found - ratio) > tolerance * ratio:
             what = "elements" if itemsize is None else f"x {itemsize} bytes"
             in_words = f"psi (N-1)/N {what}, of psi = {psi:,} and N = {group}"
@@ -152,7 +157,7 @@ class Report:
     def assert_no_kept_weights(self, limit: int = 0) -> None:
         """Fails where gathered weights of more than `limit` bytes are kept for backward.
 
-        At stage 3 that is the traffic of stage 3 for the memory of stage 2.
+        All of them are there at once then, whole, as at stage 2.
 
         Raises:
           AssertionError: naming every such weight; or where the program does not tell.

@@ -84,14 +84,6 @@ def regions(entry: LeafEntry) -> Iterator[tuple[slice, ...]]:
         )
 
 
-def expected_files(name: str, entry: LeafEntry) -> list[str]:
-    """All files of a leaf: paths within the step folder."""
-    if not entry.bytes:
-        return []
-    whole = chunk_files(name, entry, (0,) * len(entry.array_shape), entry.array_shape)
-    return [f"{array_folder(name)}/{METADATA}", *whole]
-
-
 def chunk_files(
     name: str, entry: LeafEntry, start: tuple[int, ...], shape: tuple[int, ...]
 ) -> list[str]:

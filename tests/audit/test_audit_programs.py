@@ -5,14 +5,27 @@ Compiled for CPU and for GPUs that are not there. XLA:CPU moves bf16 as f32: cou
 
 import re
 
+import jax
+import numpy as np
 import pytest
-from programs import HIDDEN, LAYERS, LENGTH, PARAMETERS, VOCABULARY, WIDTH, annotated, gathered
+from programs import (
+    HIDDEN,
+    LAYERS,
+    LENGTH,
+    PARAMETERS,
+    SHAPES,
+    VOCABULARY,
+    WIDTH,
+    annotated,
+    gathered,
+)
 from steps import build_mesh
 
 import jzero
 from jzero.audit import Report
 from jzero.hlo import Kind
 
+SHAPED = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in SHAPES.items()}
 MATRICES = LAYERS * 2 * WIDTH * HIDDEN
 
 
@@ -65,8 +78,9 @@ def test_gathering_at_the_use_moves_weights_and_gradients_alone(target: str, rem
     report.assert_no_collective_on_activations()
     outside = 2 * VOCABULARY * WIDTH / PARAMETERS  # embedding and head: gathered once
     report.assert_volume(3 - outside if remat else 2, PARAMETERS, tolerance=0.001)
+    report.assert_volume(3 - outside if remat else 2, SHAPED, tolerance=0.001)
     if target != "cpu:8":
-        report.assert_volume(2 if not remat else 3 - outside, PARAMETERS, itemsize=2)
+        report.assert_volume(3 - outside if remat else 2, np.int64(PARAMETERS), itemsize=2)
     elements = {kind: sum(each.elements or 0 for each in report.of(kind)) for kind in Kind}
     assert elements.pop(Kind.GRADIENT) == PARAMETERS
     assert elements.pop(Kind.WEIGHT) == (1 + remat) * PARAMETERS - remat * 2 * VOCABULARY * WIDTH

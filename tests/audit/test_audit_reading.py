@@ -104,6 +104,21 @@ def test_one_collective_for_weights_and_activations():
     assert [each.bytes for each in found] == [7 * 64 * 64 * 4, 7 * 32 * 64 * 4]
 
 
+def test_one_array_moved_twice_is_sent_twice():
+    twice = f"""  %both = (f32[64,64]{{1,0}}, f32[64,64]{{1,0}}) all-reduce(%g, %g), {GROUP}, \
+to_apply=%sum
+  %one = f32[64,64]{{1,0}} get-tuple-element(%both), index=0
+  %other = f32[64,64]{{1,0}} get-tuple-element(%both), index=1
+  %gradient = f32[64,64]{{1,0}} add(%one, %other)
+  %activation = f32[32,64]{{1,0}} copy(%y)
+"""
+    report = jzero.audit(program(PRODUCTS + twice + USES), MESH, weights=["params"])
+    assert [each.elements for each in report.moved] == [4096, 4096]
+    report.assert_volume(4, 64 * 64, tolerance=0)
+    with pytest.raises(AssertionError, match=r"4\.000  all-reduce, gradients, f32 over data"):
+        report.assert_volume(2, 64 * 64)
+
+
 @pytest.mark.parametrize(
     "name, between, kept",
     [
