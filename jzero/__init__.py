@@ -1,6 +1,6 @@
 """ZeRO sharding, stages 0 to 3, for JAX, Flax and Optax."""
 
-from jzero.audit import audit
+from jzero.auditing import audit
 from jzero.checkpoint import DamagedCheckpoint
 from jzero.errors import ConfigError, JzeroError, RunFailed
 from jzero.losses import Mean

@@ -1,10 +1,10 @@
-"""What a save every 50 steps costs: the example's training, with and without, in one process.
+"""What a save costs the example's training, with and without in one process.
 
     python scripts/bench_save.py
 
-Segments of 50 steps alternate: one with a save, whose files are written while its steps run and are
-waited for at its end, and one without. A pair of neighbours gives a ratio of their times; the order
-within pairs alternates too. Run it on a machine that does nothing else.
+Segments of 20 steps alternate: one with a save, whose files are written while its steps run and are
+waited for at its end, and one without. A pair of neighbours gives the time that a save adds; the
+order within pairs alternates too. Told as a share of the 50 steps from one save to the next.
 """
 
 import argparse
@@ -24,8 +24,9 @@ sys.path.insert(0, str(EXAMPLE))
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The cost of saving.")
     add = parser.add_argument
-    add("--pairs", type=int, default=8, metavar="N", help="of segments (8)")
-    add("--every", type=int, default=50, metavar="K", help="steps of a segment (50)")
+    add("--pairs", type=int, default=20, metavar="N", help="of segments (20)")
+    add("--segment", type=int, default=20, metavar="N", help="steps of a segment (20)")
+    add("--every", type=int, default=50, metavar="K", help="steps from save to save (50)")
     add("--devices", type=int, default=8, metavar="N", help="the first N; virtual on a CPU (8)")
     add("--config", type=Path, default=EXAMPLE / "stage3.json", metavar="FILE.json")
     add("--model", default="tiny", metavar="PRESET", help="of examples/lm/model.py (tiny)")
@@ -69,7 +70,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         nonlocal state
         jax.block_until_ready(state)
         began, cpu = time.perf_counter(), time.process_time()
-        for number in range(args.every):
+        for number in range(args.segment):
             state, _ = step(state, batch)
             if save is not None:
                 before = time.perf_counter()
@@ -101,14 +102,16 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         f"{mesh.size} x {device.device_kind}; {args.model}, stage {zero.config.stage}, "
         f"{kept.bytes / 1e6:.1f} MB a save"
     )
-    for name, index in (("on the clock", 0), ("on the CPUs", 1)):
-        ratios = sorted(with_save[index] / without[index] for with_save, without in pairs)
-        plain = statistics.median(without[index] for _, without in pairs) / args.every
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    for name, index in (("clock", 0), ("CPUs", 1)):
+        added = [with_save[index] - without[index] for with_save, without in pairs]
+        step_time = statistics.median(without[index] for _, without in pairs) / args.segment
+        low, middle, high = statistics.quantiles(added, n=4, method="inclusive")
+        share = 100 / (args.every * step_time)
         print(
-            f"{name}: {plain * 1e3:.1f} ms a step without; with a save every {args.every} steps "
-            f"{middle - 1:+.2%} (quartiles {low - 1:+.2%} to {high - 1:+.2%}, "
-            f"all {ratios[0] - 1:+.2%} to {ratios[-1] - 1:+.2%}, {len(ratios)} pairs)"
+            f"{name}: a step takes {step_time * 1e3:.1f} ms, a save adds {middle * 1e3:.0f} ms "
+            f"(quartiles {low * 1e3:.0f} to {high * 1e3:.0f}, {len(pairs)} pairs): "
+            f"{middle * share:.2f} % ({low * share:.2f} to {high * share:.2f}) "
+            f"at a save every {args.every} steps"
         )
     print(f"save() returned after {statistics.median(held_up) * 1e3:.1f} ms (median)")
 

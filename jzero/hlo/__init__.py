@@ -9,8 +9,6 @@ from jzero.hlo.collectives import (
     total,
 )
 from jzero.hlo.memory import Memory, memory
-from jzero.hlo.moved import Moved
-from jzero.hlo.origins import Kind
 from jzero.hlo.overlap import overlapped_fraction
 from jzero.hlo.parts import Schedule
 from jzero.hlo.schedule import schedule
@@ -18,9 +16,7 @@ from jzero.hlo.sites import Site, sites
 
 __all__ = [
     "Collective",
-    "Kind",
     "Memory",
-    "Moved",
     "Schedule",
     "Site",
     "bytes_by",

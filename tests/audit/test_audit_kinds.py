@@ -15,8 +15,7 @@ from jax.sharding import PartitionSpec as P
 from steps import build_mesh
 
 import jzero
-from jzero.audit import Report
-from jzero.hlo import Kind
+from jzero.auditing import Kind, Report
 
 WIDTH = 128
 ROWS, WHOLE = P("data"), P()

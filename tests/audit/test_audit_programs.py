@@ -22,8 +22,7 @@ from programs import (
 from steps import build_mesh
 
 import jzero
-from jzero.audit import Report
-from jzero.hlo import Kind
+from jzero.auditing import Kind, Report
 
 SHAPED = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in SHAPES.items()}
 MATRICES = LAYERS * 2 * WIDTH * HIDDEN

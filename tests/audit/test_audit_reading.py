@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import jzero
-from jzero.hlo import Kind, Moved
-from jzero.hlo.frames import frames
+from jzero.auditing import Kind, Moved
+from jzero.auditing.frames import frames
 from jzero.hlo.text import parse
 
 MESH = AbstractMesh((8,), ("data",))

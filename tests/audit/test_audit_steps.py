@@ -8,8 +8,7 @@ from models import Net
 from steps import Step, build_mesh, compile_net
 
 import jzero
-from jzero.audit import Report
-from jzero.hlo import Kind
+from jzero.auditing import Kind, Report
 
 NET = Net("plain", layers=2, remat=True)
 

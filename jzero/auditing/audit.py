@@ -8,16 +8,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.stages import Compiled
 
 from jzero import hlo
-from jzero.audit.report import Report
+from jzero.auditing.arguments import Role, arguments
+from jzero.auditing.frames import frames
+from jzero.auditing.kept import kept
+from jzero.auditing.largest import largest
+from jzero.auditing.moved import moved
+from jzero.auditing.origins import Origins
+from jzero.auditing.packed import unpack
+from jzero.auditing.report import Report
 from jzero.errors import JzeroError
-from jzero.hlo.arguments import Role, arguments
 from jzero.hlo.flow import Flow
-from jzero.hlo.frames import frames
-from jzero.hlo.kept import kept
-from jzero.hlo.largest import largest
-from jzero.hlo.moved import moved
-from jzero.hlo.origins import Origins
-from jzero.hlo.packed import unpack
 from jzero.hlo.text import Module, parse
 from jzero.mesh import make_zero_mesh
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jzero.hlo.arguments import BACKWARD, FORWARD
-from jzero.hlo.moved import Moved
+from jzero.auditing.arguments import BACKWARD, FORWARD
+from jzero.auditing.moved import Moved
 from jzero.hlo.text import Shape
 from jzero.plan.rows import size
 

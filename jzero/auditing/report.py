@@ -11,15 +11,15 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from jzero.audit import failures
-from jzero.audit.lines import held, merged
-from jzero.audit.table import arrays_table, kept_table, kinds_table, memory_line
+from jzero.auditing import failures
+from jzero.auditing.largest import Made
+from jzero.auditing.lines import held, merged
+from jzero.auditing.moved import Moved
+from jzero.auditing.origins import Kind
+from jzero.auditing.table import arrays_table, kept_table, kinds_table, memory_line
 from jzero.errors import JzeroError
 from jzero.hlo import Collective, Memory
 from jzero.hlo.groups import UNKNOWN
-from jzero.hlo.largest import Made
-from jzero.hlo.moved import Moved
-from jzero.hlo.origins import Kind
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +57,7 @@ class Report:
         """What is moved of some kinds over any of some axes, the largest traffic first.
 
         Arguments:
-          kinds: see `jzero.hlo.Kind`.
+          kinds: see `jzero.auditing.Kind`.
           axes: mesh axes; by default those of the state and of replicas, or all of a mesh that
             names none. Collectives of which the axes are not known are always among them.
         """

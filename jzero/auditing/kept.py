@@ -7,10 +7,10 @@ between the two loops; in unrolled layers each stays where it is, over the layer
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jzero.hlo.arguments import BACKWARD, FORWARD
+from jzero.auditing.arguments import BACKWARD, FORWARD
+from jzero.auditing.moved import Moved
+from jzero.auditing.origins import Kind, Origins
 from jzero.hlo.flow import Flow
-from jzero.hlo.moved import Moved
-from jzero.hlo.origins import Kind, Origins
 from jzero.hlo.spans import Callers
 from jzero.hlo.text import Computation, Instruction
 from jzero.hlo.ways import Way

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from jzero.audit.lines import added_up, held, line, merged, named, over
+from jzero.auditing.arguments import root
+from jzero.auditing.largest import Made
+from jzero.auditing.lines import added_up, held, line, merged, named, over
+from jzero.auditing.moved import Moved
+from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
-from jzero.hlo.arguments import root
-from jzero.hlo.largest import Made
-from jzero.hlo.moved import Moved
-from jzero.hlo.origins import Kind
 from jzero.hlo.text import Shape
 from jzero.plan.rows import size
 

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jzero.auditing.frames import Frames
+from jzero.auditing.origins import Kind, Origins
 from jzero.hlo.flow import Flow, Piece
-from jzero.hlo.frames import Frames
-from jzero.hlo.origins import Kind, Origins
 from jzero.hlo.sites import Site
 
 

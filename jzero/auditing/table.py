@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from jzero.audit.lines import added_up, array, held, merged, short
+from jzero.auditing.lines import added_up, array, held, merged, short
+from jzero.auditing.moved import Moved
+from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
-from jzero.hlo.moved import Moved
-from jzero.hlo.origins import Kind
 from jzero.plan.rows import Unit, size, unit_for
 
 MOST = 12

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from jzero.auditing.frames import Frames
 from jzero.hlo.flow import Flow
-from jzero.hlo.frames import Frames
 from jzero.hlo.text import Shape
 
 _MAKES_NOTHING = frozenset(
