@@ -26,7 +26,7 @@ def mesh_of():
 
 
 # Their tests compile whole training steps.
-COSTLY = {"audit", "compare", "optimizers", "traffic", "training"}
+COSTLY = {"audit", "checkpoint", "compare", "optimizers", "traffic", "training"}
 # Left out by --quick: what compiles for other machines or starts processes.
 SLOW = {"test_compare_cpu.py", "test_compare_gpu.py", "test_gpu.py", "test_processes.py"}
 

@@ -81,7 +81,7 @@ def survey(directory: str | Path) -> list[Step]:
 
 def hidden(directory: str | Path) -> list[Path]:
     """The folders of saves that are not finished, and of deletions."""
-    prefixes = (".unfinished-", ".deleted-", ".replaced-")
+    prefixes = (".unfinished-", ".failed-", ".deleted-", ".replaced-")
     return sorted(
         path
         for path in Path(directory).iterdir()

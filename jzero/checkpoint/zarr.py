@@ -64,7 +64,7 @@ def leaf_entry(
       LeafEntry(shape=(), dtype='key<fry>', chunk=(2,), bytes=8)
     """
     if dtype.startswith("key<"):
-        data = jax.eval_shape(jax.random.key_data, struct(shape, dtype, None))
+        data = jax.eval_shape(jax.random.key_data, struct(shape, dtype))
         return LeafEntry(shape, dtype, data.shape, data.size * data.dtype.itemsize)
     itemsize = jnp.dtype(dtype).itemsize
     size = math.prod(shape) * itemsize
