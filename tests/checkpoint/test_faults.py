@@ -175,7 +175,7 @@ FAILURES = {
     ),
     "no rename": (lambda root, patch: patched(patch, folders.os, "rename", errno.EIO), "error"),
     "folder gone": (lambda root, patch: gone(root), "the folder is gone"),
-    "a file in its place": (lambda root, patch: a_file_instead(root), "the folder is gone"),
+    "a file in its place": (lambda root, patch: a_file_instead(root), "Not a directory"),
 }
 
 
