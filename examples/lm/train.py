@@ -219,7 +219,7 @@ def train(args: argparse.Namespace) -> int:
     source = train_batches(corpus, size.context, batch.train, 0, *processes)
     rows = zero.batches(source)
     run = identity(args.model, corpus, batch.train)
-    with Checkpointer(zero, args.out / "checkpoints", every=args.save_every) as checkpoints:
+    with zero.checkpointer(args.out / "checkpoints", every=args.save_every) as checkpoints:
         state, done = begin(args, zero, checkpoints, source, run, out)
         describe(args.model, zero, corpus, out)
         monitor = zero.monitor(args.out)

@@ -16,7 +16,7 @@ CASES = {
     "fp32, accumulation": {"stage": 3, "accumulation": 2},
     "bf16, a copy of the parameters": {"stage": 2, "precision": "bf16"},
     # An overflow on each side of the checkpoint: the scale's counters must survive.
-    "fp16, overflows": {"stage": 3, "fp16": FP16, "spikes": (3, 9, 10, 14)},
+    "fp16, overflows": {"stage": 3, "fp16": FP16, "spikes": (3, 9, 14)},
 }
 
 
@@ -59,7 +59,7 @@ def test_ten_steps_and_ten_resumed_are_twenty(tmp_path, name):
     assert [str(x) for x in first + second] == [str(x) for x in straight]  # NaN included
     assert_same(found, want)
     if "overflows" in name:
-        assert int(want.skipped) == 4
+        assert int(want.skipped) == 3
         assert int(middle.scale.hysteresis) == 1, "used up by an overflow before the checkpoint"
 
 
