@@ -2,24 +2,22 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
-from jzero.checkpoint import folders, manifest, retention
-from jzero.checkpoint.counter import Counter
+from jzero.checkpoint import folders, retention
+from jzero.checkpoint.due import Due
 from jzero.checkpoint.entries import PARTS, entries
 from jzero.checkpoint.facts import facts_of
+from jzero.checkpoint.find import find, look
+from jzero.checkpoint.manifest import Manifest
 from jzero.checkpoint.restore import Restored, restore
 from jzero.checkpoint.snapshot import snapshot
-from jzero.checkpoint.steps import choose
 from jzero.checkpoint.stop import Stop
-from jzero.checkpoint.store import Reader
-from jzero.checkpoint.verify import offering_the_step_before
 from jzero.checkpoint.writer import Writer
 from jzero.errors import JzeroError
 from jzero.setup import Holder
@@ -30,7 +28,20 @@ log = logging.getLogger("jzero")
 
 PATIENCE = 60.0  # seconds that a save after an error waits for processes that may never come
 
-Offer = tuple[State, Any, Callable[[], None] | None]  # what `save` is given
+
+@dataclass(frozen=True)
+class _Offer:
+    """What `save` was given last."""
+
+    state: State
+    data: Any
+    before: Callable[[], None] | None
+    overwrite: bool
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the state was not given to a step since."""
+        return not any(x.is_deleted() for x in jax.tree.leaves(self.state))
 
 
 class Checkpointer:
@@ -82,10 +93,9 @@ class Checkpointer:
         self._keep = (keep_last, keep_every)
         self._trainable_only = trainable_only
         self._timeout = timeout
-        self._counter = Counter()
-        self._due: int | None = None  # the next multiple
+        self._due = Due(every)
         self._restored: int | None = None
-        self._offer: Offer | None = None
+        self._offer: _Offer | None = None
         self._writer: Writer | None = None
         self._stop: Stop | None = None
         self._closed = False
@@ -100,7 +110,7 @@ class Checkpointer:
         """The last step that is there, or None."""
         return max(self.steps(), default=None)
 
-    def manifest(self, step: int | None = None) -> manifest.Manifest | None:
+    def manifest(self, step: int | None = None) -> Manifest | None:
         """What a step holds and the run it came from.
 
         Arguments:
@@ -114,17 +124,8 @@ class Checkpointer:
             stored checksums tell; with the complete step before.
           JzeroError: there is no such step.
         """
-        folder = self._find(step)
-        if folder is None:
-            return None
-        with offering_the_step_before(folder):
-            saved = manifest.read(folder)
-            reader = Reader(folder, saved)
-            for name in saved.leaves:
-                # Of the few scalars, what this run may not need is looked at as well.
-                look = reader.region if name.startswith("progress/") else reader.check_files
-                look(name)
-        return saved
+        folder = find(self.folder, step)
+        return None if folder is None else look(folder)
 
     def restore(
         self,
@@ -154,13 +155,13 @@ class Checkpointer:
             dtype, each with its name.
         """
         self.wait()
-        saved = self.manifest(step)
-        if saved is None:
+        folder = find(self.folder, step)
+        if folder is None:
             return None
-        folder = folders.step_folder(self.folder, saved.step)
+        look(folder)
         found = restore(folder, self._zero.setup, parts=parts, base=base, strict=strict)
         self._restored = int(found.state.step)
-        self._counter, self._due, self._offer = Counter(), None, None
+        self._due, self._offer = Due(self._every), None
         return found
 
     def set_aside(self, after: int) -> Path | None:
@@ -214,15 +215,10 @@ class Checkpointer:
         if self._stop is None:  # only now: before the first step SIGTERM may end the program
             self._stop = Stop()
         self.stopping = self._stop.reached()  # every process at every call
-        step = self._counter.next(state)
-        if self._due is None:
-            self._due = max(-(-step // self._every), 1) * self._every
-        self._offer = (state, data, before)
+        due = self._due.is_due(state)
+        self._offer = _Offer(state, data, before, overwrite)
         writer.check()
-        wanted = force or self.stopping
-        if not wanted and (step < self._due or self._counter.read(state) < self._due):
-            return False
-        return self._save(overwrite, self._timeout)
+        return (due or force or self.stopping) and self._save(self._offer, self._timeout)
 
     def wait(self) -> None:
         """Waits until the files of the last save are written.
@@ -271,69 +267,55 @@ class Checkpointer:
             self._writer = Writer(self.folder, *self._keep)
         return self._writer
 
-    def _save(self, overwrite: bool, timeout: float) -> bool:
-        """Saves what was given last, unless that is done."""
-        assert self._offer is not None and self._writer is not None
-        state, data, before = self._offer
-        step = self._counter.read(state)
-        following = (step // self._every + 1) * self._every
-        if step == self._writer.step or step == self._restored:
-            self._due = following
+    def _save(self, offer: _Offer, timeout: float) -> bool:
+        """Begins to save, unless that is done already."""
+        writer, state, setup = self._open(), offer.state, self._zero.setup
+        step = self._due.read(state)
+        if step == writer.step or (step == self._restored and not offer.overwrite):
+            self._due.done(step)
             return False
-        self._writer.wait()
-        if step in self.steps() and not overwrite:
+        writer.wait()
+        if step in self.steps() and not offer.overwrite:
             raise JzeroError(
                 f"step {step} is in {self.folder} already: save(..., overwrite=True) replaces it, "
                 f"set_aside(after={step - 1}) moves it and the later ones away"
             )
-        if before is not None:
-            before()
-        setup = self._zero.setup
+        if offer.before is not None:
+            offer.before()
         leaves = entries(setup, state).values()
         if self._trainable_only:
             leaves = [entry for entry in leaves if entry.trained]
-        facts = facts_of(setup, state, data=data, trainable_only=self._trainable_only)
-        self._writer.start(step, snapshot(leaves), facts, overwrite, timeout)
-        self._due = following
+        facts = facts_of(setup, state, data=offer.data, trainable_only=self._trainable_only)
+        writer.start(step, snapshot(leaves), facts, offer.overwrite, timeout)
+        self._due.done(step)
         return True
 
     def _close(self, timeout: float) -> None:
-        writer, self._closed = self._writer, True
-        if writer is None:
+        writer, offer = self._writer, self._offer
+        if writer is None or self._closed:
+            self._closed = True
             return
         try:
             try:
                 writer.wait()
             finally:
-                if self._offer is not None and self._is_there():
-                    self._save(False, timeout)
-                    writer.wait()
+                self._save_last(offer, timeout)
         finally:
-            self._writer = self._offer = None
+            self._closed, self._offer = True, None
             writer.close()
             if self._stop is not None:
-                self._stop.close()
+                self.stopping = self._stop.close()
 
-    def _is_there(self) -> bool:
-        """Whether the state given last was not given to a step since."""
-        assert self._offer is not None
-        if not any(x.is_deleted() for x in jax.tree.leaves(self._offer[0])):
-            return True
-        log.warning(
-            "the last state given to save() was given to a step whose state never came: the last "
-            "step in %s is %s",
-            self.folder,
-            self.latest(),
-        )
-        return False
-
-    def _find(self, step: int | None) -> Path | None:
-        """The folder of a step, or of the last one; the same in every process."""
-        if step is not None:
-            return choose(self.folder, step)
-        step = self.latest()
-        if jax.process_count() > 1:  # one process may see a new folder later than another
-            found = np.int32(-1 if step is None else step)
-            found = int(multihost_utils.broadcast_one_to_all(found))
-            step = None if found < 0 else found
-        return None if step is None else folders.step_folder(self.folder, step)
+    def _save_last(self, offer: _Offer | None, timeout: float) -> None:
+        if offer is None:
+            return
+        if not offer.is_there:
+            log.warning(
+                "the last state given to save() was given to a step whose state never came: the "
+                "last step in %s is %s",
+                self.folder,
+                self.latest(),
+            )
+            return
+        self._save(offer, timeout)
+        self.wait()

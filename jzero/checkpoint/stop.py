@@ -48,15 +48,15 @@ class Stop:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return self._asked
 
-    def close(self) -> None:
-        """Gives SIGTERM its former meaning back."""
+    def close(self) -> bool:
+        """Gives SIGTERM its former meaning back; whether it came."""
         previous, self._previous = self._previous, None
-        if previous is None or threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGTERM) == self._catch:
-            signal.signal(signal.SIGTERM, previous)
-        if self._asked and callable(previous):
-            previous(signal.SIGTERM, None)
+        if previous is not None and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._catch:
+                signal.signal(signal.SIGTERM, previous)
+            if self._asked and callable(previous):
+                previous(signal.SIGTERM, None)
+        return self._asked
 
     def _catch(self, number: int, frame: Any) -> None:
         self._asked = True

@@ -13,6 +13,7 @@ import pytest
 from loops import Loop
 
 from jzero.checkpoint import folders, manifest
+from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.checkpoint.stop import Stop
 
 HERE = Path(__file__).parent
@@ -42,6 +43,10 @@ def test_the_next_save_saves_whatever_the_step(tmp_path, signals):
         assert loop.checkpoints.steps() == [2]
         assert signals == []
     assert signals == [signal.SIGTERM], "the program's own handler hears of it in the end"
+    with Checkpointer(loop.zero, tmp_path) as later:
+        later.save(loop.state, force=True, overwrite=True)
+        terminate()
+    assert later.stopping, "also where it came after the last step"
 
 
 def test_a_second_one_does_what_it_did_before(signals):
@@ -57,7 +62,7 @@ def test_the_former_handler_is_back_after_the_end(signals):
     mine = signal.getsignal(signal.SIGTERM)
     stop = Stop()
     assert signal.getsignal(signal.SIGTERM) != mine and not stop.reached()
-    stop.close()
+    assert stop.close() is False
     assert signal.getsignal(signal.SIGTERM) is mine and signals == []
 
 
