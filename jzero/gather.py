@@ -4,7 +4,6 @@ The transpose of a read is the reduction, so ZeRO-3's backward needs no code of 
 section 5.3.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -15,8 +14,7 @@ from jax.sharding import NamedSharding
 from jzero.recipe import Recipe
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def read_with_tap(recipe: Recipe, value, tap):
+def whole_with_tap(recipe: Recipe, value, tap):
     """A whole parameter, whose gradient goes to `tap`, zeros that forward never reads.
 
     A cotangent has its primal's dtype: the tap, not the fp32 master, gets the gradient, so that it
@@ -33,6 +31,7 @@ def _backward(recipe: Recipe, _, cotangent):
     return None, reduce(recipe, cotangent)
 
 
+read_with_tap = jax.custom_vjp(whole_with_tap, nondiff_argnums=(0,))
 read_with_tap.defvjp(_forward, _backward)
 
 

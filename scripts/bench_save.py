@@ -51,7 +51,6 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
 
     import jzero
     from jzero.checkpoint import manifest
-    from jzero.checkpoint.checkpointer import Checkpointer
     from jzero.checkpoint.folders import step_folder
 
     settings = json.loads(args.config.read_text())
@@ -81,7 +80,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
             checkpoints.wait()
         return time.perf_counter() - began, time.process_time() - cpu
 
-    checkpoints = Checkpointer(zero, folder / "checkpoints", every=10**9)
+    checkpoints = zero.checkpointer(folder / "checkpoints", every=10**9)
 
     def saving(state: jzero.State, force: bool) -> bool:
         return checkpoints.save(state, force=force)

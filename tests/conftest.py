@@ -1,8 +1,16 @@
-"""Eight virtual CPU devices for every test, set up before JAX is imported."""
+"""Eight virtual CPU devices for every test, set up before JAX has looked for any."""
 
 import os
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jzero.mesh import make_zero_mesh
+
+jax.config.update("jax_platforms", "cpu")
+os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 "
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120 "
@@ -10,13 +18,6 @@ os.environ["XLA_FLAGS"] = (
     # Compiling is what tests spend their time on; this is LLVM's part of it.
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-from jax.sharding import Mesh  # noqa: E402
-
-from jzero.mesh import make_zero_mesh  # noqa: E402
 
 
 @pytest.fixture

@@ -12,17 +12,12 @@ from flax import nnx
 from jax.sharding import Mesh
 from model import LMConfig
 
+from benchmarks import bench, gpu_check, handwritten, ours, race
+from benchmarks.job import Job
+from jzero import factory
+from jzero.errors import RunFailed
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-import bench  # noqa: E402
-import gpu_check  # noqa: E402
-
-from benchmarks import handwritten, ours, race  # noqa: E402
-from benchmarks.job import Job  # noqa: E402
-from jzero import factory  # noqa: E402
-from jzero.errors import RunFailed  # noqa: E402
-
 CONTENDERS = ["jzero", "by hand", "data parallel", "Flax FSDP"]
 
 

@@ -75,7 +75,7 @@ def audit(
     unpack(flow)
     known = arguments(flow, header, weights)
     origins = Origins(flow, known, small)
-    sites = hlo.sites(text, mesh)
+    sites = hlo.sites(module, mesh)
     lines = frames(text)
     found = moved(flow, origins, sites, lines)
     held = kept(flow, origins, found)
@@ -89,7 +89,7 @@ def audit(
         replica_axes=replicas,
         memory=None if isinstance(compiled, str) else hlo.memory(compiled),
         collectives=tuple(hlo.total(sites)),
-        overlapped_fraction=hlo.overlapped_fraction(text, mesh),
+        overlapped_fraction=hlo.overlapped_fraction(module, mesh),
         moved=tuple(found),
         kept=None if held is None else tuple(held),
         largest=tuple(largest(flow, lines)),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jzero.auditing.arguments import root
 from jzero.auditing.largest import Made
-from jzero.auditing.lines import added_up, held, line, merged, named, over
+from jzero.auditing.lines import added_up, held, line, merged, over
 from jzero.auditing.moved import Moved
 from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
@@ -98,7 +98,7 @@ def peak(memory: Memory, limit: int, made: Sequence[Made], weights: Sequence[Mov
     ]
     for each in made:
         behind = ", ".join(filter(None, [each.op_name, each.line])) or "no operation's name"
-        lines.append(f"  {named(each.shape)}, {size(each.shape.bytes)}: {behind}")
+        lines.append(f"  {each.shape}, {size(each.shape.bytes)}: {behind}")
     if fresh * 2 > memory.argument_bytes:
         lines.append("Donate the state (donate_argnums), so that it is updated in place.")
     return "\n".join([*lines, *([kept(weights)] if weights else [])])

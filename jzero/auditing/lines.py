@@ -34,13 +34,8 @@ def added_up(values: Iterable[int | None]) -> int | None:
     return None if None in known else sum(value for value in known if value is not None)
 
 
-def named(shape: Shape) -> str:
-    """As HLO writes it: `bf16[8,128,1024]`."""
-    return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
-
-
 def array(each: Moved) -> str:
-    return named(Shape(each.dtype, each.dims))
+    return str(Shape(each.dtype, each.dims))
 
 
 def held(found: Iterable[Moved]) -> int | None:

@@ -12,6 +12,7 @@ from jzero.cli.parser import (
     check_file,
     output,
     whole_number,
+    whole_number_or_0,
     write_file,
     write_json,
 )
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stages", type=stages, default=tuple(STAGES), metavar="S,S", help="stages (0,1,2,3)")
     add("--micro-batch", type=whole_number, metavar="B", help="samples of a device (1)")
     add("--accumulate", type=whole_number, metavar="A", help="micro-batches in a step (1)")
+    add("--prefetch", type=whole_number_or_0, metavar="E", help="elements stage 3 gathers ahead")
     add("--mesh", type=axes, metavar="AXIS=N,...", help="the mesh's axes (data=all devices)")
     add("--replicas", type=whole_number, metavar="R", help="groups of devices that repeat shards")
     add("--offload", metavar="WHAT", help="optimizer, params: to the host (not yet)")
@@ -80,6 +82,7 @@ def run(args: argparse.Namespace) -> None:
         replicas=args.replicas,
         micro_batch=args.micro_batch,
         accumulate=args.accumulate,
+        prefetch=args.prefetch,
         dump=args.dump_hlo,
     )
     doing = "compiling and running" if is_here(args.target) else "compiling"

@@ -19,12 +19,14 @@ from jzero.compare.refused import is_refused, needed, there
 from jzero.compare.request import Axes, Request, mesh_axes
 from jzero.compare.row import Row
 from jzero.compare.running import run
+from jzero.compare.schedule import schedule
 from jzero.compare.split import peak_split
 from jzero.compare.traffic import ratios, traffic, user_axes, volume
 from jzero.errors import JzeroError, RunFailed
 from jzero.explain import explain
 from jzero.factory import one_line
-from jzero.hlo.buffers import Buffers, compile_with_buffers
+from jzero.hlo.buffers import compile_with_buffers
+from jzero.hlo.peak import Peak, largest, peak
 from jzero.plan.fit import JAX_FRACTION, USABLE
 from jzero.plan.leaves import config_of
 from jzero.plan.rows import size
@@ -68,7 +70,8 @@ def measure(request: Request) -> dict[str, Any]:
         row = _refused(request.stage, str(error))
     else:
         seconds = time.perf_counter() - began
-        row = _row(request.stage, zero, workload, target, compiled, buffers)
+        most = None if buffers is None else peak(buffers)
+        row = _row(request.stage, zero, workload, target, compiled, most)
         row = replace(row, trace_seconds=round(traced, 3), compile_seconds=round(seconds, 3))
         if request.dump is not None:
             _dump(Path(request.dump), request.stage, compiled)
@@ -103,7 +106,8 @@ def _zero(request: Request, workload: Workload, axes: Axes, devices: list[Any]) 
     # The axes' roles, before the configuration's batch sizes are held against them.
     data = Zero(stage=request.stage, mesh=mesh).mesh.data_size
     config = config_of(workload, data, request.accumulate, request.micro_batch)
-    return Zero(configs.load(config, stage=request.stage), mesh=mesh)
+    config = configs.load(config, stage=request.stage, prefetch_elements=request.prefetch)
+    return Zero(config, mesh=mesh)
 
 
 def _lower(zero: Zero, workload: Workload):
@@ -134,14 +138,14 @@ def _row(
     workload: Workload,
     target: Target,
     compiled: Compiled,
-    buffers: Buffers | None,
+    most: Peak | None,
 ) -> Row:
     setup = zero.setup
     memory = hlo.memory(compiled)
-    text = compiled.as_text() or ""
-    found = traffic(hlo.collectives(text, zero.mesh.manual), zero.mesh)
+    program = hlo.parse(compiled)
+    found = traffic(hlo.collectives(program, zero.mesh.manual), zero.mesh)
     ratio, ratio_elements = ratios(found, zero.mesh, setup.layout)
-    hidden = hlo.overlapped_fraction(text, zero.mesh.manual)
+    hidden = hlo.overlapped_fraction(program, zero.mesh.manual)
     state = explain(setup.layout, setup.abstract_state(), accumulation=setup.batch.accumulation)
     capacity = target.memory_bytes
     share = None if capacity is None else memory.peak_bytes / capacity
@@ -154,7 +158,8 @@ def _row(
         temp_bytes=memory.temp_bytes,
         alias_bytes=memory.alias_bytes,
         peak_bytes=memory.peak_bytes,
-        peak_split=peak_split(buffers, text, memory),
+        peak_split=peak_split(most, program, memory),
+        largest=None if most is None else largest(most, program),
         host_bytes=memory.host_bytes,
         capacity_bytes=capacity,
         fits=None if share is None else share <= USABLE,
@@ -165,7 +170,7 @@ def _row(
         comm_ratio=ratio,
         comm_ratio_elements=ratio_elements,
         overlapped_fraction=hidden,
-        schedule=hlo.schedule(text, zero.mesh.manual, user_axes(zero.mesh)),
+        schedule=schedule(program, zero.mesh.manual, user_axes(zero.mesh)),
         notes=notes(found, hidden, setup, workload, _rows(zero)),
     )
 

@@ -19,6 +19,8 @@ class Request:
       stage: 0 to 3.
       mesh, replicas: of the mesh over the target's devices, see `mesh_axes`.
       micro_batch, accumulate: instead of the workload's configuration's; None leaves them.
+      prefetch: elements that stage 3 may gather ahead, instead of the configuration's; None
+        leaves them.
       dump: where to write the compiled module's text; None for nowhere.
       flags: XLA options that the process was started with, for models with a layer scan.
     """
@@ -30,6 +32,7 @@ class Request:
     replicas: int | None = None
     micro_batch: int | None = None
     accumulate: int | None = None
+    prefetch: int | None = None
     dump: str | None = None
     flags: tuple[str, ...] = ()
 

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jzero.hlo.parts import Schedule
+from jzero.compare.schedule.parts import Schedule
+from jzero.hlo.peak import Large
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Row:
       timed_steps: how many there were.
       notes: what the program shows beside the figures (`jzero.compare.notes`).
       peak_split: what the peak is made of; see `jzero.compare.split`.
-      schedule: what the program computes and sends, in order; see `jzero.hlo.schedule`.
+      largest: the largest buffers of the heap at the peak, the largest first.
+      schedule: what the program computes and sends, in order; see `jzero.compare.schedule`.
       error: why there is no program, or why it does not run.
     """
 
@@ -82,6 +84,7 @@ class Row:
     timed_steps: int | None = None
     notes: tuple[str, ...] | None = None
     peak_split: dict[str, int] | None = None
+    largest: tuple[Large, ...] | None = None
     schedule: Schedule | None = None
     error: str | None = None
 
@@ -104,8 +107,11 @@ class Row:
         if rows is not None:
             rows = tuple(Traffic(**{**each, "axes": tuple(each["axes"])}) for each in rows)
         notes = None if notes is None else tuple(notes)
-        schedule = data["schedule"] and Schedule.from_dict(data["schedule"])
-        return Row(**{**data, "collectives": rows, "notes": notes, "schedule": schedule})
+        read = {"collectives": rows, "notes": notes}
+        if data["largest"] is not None:
+            read["largest"] = tuple(map(Large.from_dict, data["largest"]))
+        read["schedule"] = data["schedule"] and Schedule.from_dict(data["schedule"])
+        return Row(**{**data, **read})
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ those that computed it.
 import re
 from collections.abc import Sequence
 
-from jzero.hlo.buffers import Buffers, Value
+from jzero.hlo.buffers import Value
 from jzero.hlo.flow import Flow
 from jzero.hlo.memory import Memory
-from jzero.hlo.peak import Live, array_of, peak, same
-from jzero.hlo.text import Instruction, Module, parse
+from jzero.hlo.peak import Live, Peak, array_of, same
+from jzero.hlo.text import Instruction, Module, Program, parse
 from jzero.hlo.ways import Way
 
 PARTS: tuple[str, ...] = (
@@ -39,12 +39,12 @@ _THROUGH, _TRANSPOSED, _AGAIN = "jvp(", "transpose(", "rematted_computation"
 _SUMS = ("add_any", "scatter-add")
 
 
-def peak_split(buffers: Buffers | None, program: str, memory: Memory) -> dict[str, int] | None:
+def peak_split(found: Peak | None, program: Program, memory: Memory) -> dict[str, int] | None:
     """Splits the peak of a training step.
 
     Arguments:
-      buffers: the step's buffer assignment.
-      program: the text of the compiled step.
+      found: what lies in memory at the peak; None where the compiler does not tell.
+      program: the compiled step.
       memory: its memory analysis.
 
     Returns:
@@ -54,7 +54,6 @@ def peak_split(buffers: Buffers | None, program: str, memory: Memory) -> dict[st
       first time or again; temporaries are the rest, with the batch and holes in the heap. None
       where the compiler's record does not account for the peak.
     """
-    found = None if buffers is None else peak(buffers)
     if found is None or not found.bytes <= memory.peak_bytes <= found.allocated:
         return None
     module = parse(program)

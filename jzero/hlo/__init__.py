@@ -10,14 +10,14 @@ from jzero.hlo.collectives import (
 )
 from jzero.hlo.memory import Memory, memory
 from jzero.hlo.overlap import overlapped_fraction
-from jzero.hlo.parts import Schedule
-from jzero.hlo.schedule import schedule
 from jzero.hlo.sites import Site, sites
+from jzero.hlo.text import Module, Program, parse
 
 __all__ = [
     "Collective",
     "Memory",
-    "Schedule",
+    "Module",
+    "Program",
     "Site",
     "bytes_by",
     "collectives",
@@ -25,7 +25,7 @@ __all__ = [
     "elements_by",
     "memory",
     "overlapped_fraction",
-    "schedule",
+    "parse",
     "sites",
     "total",
 ]

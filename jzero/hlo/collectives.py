@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import AbstractMesh, Mesh
-from jax.stages import Compiled
 
 from jzero.hlo.sites import Site, sites
+from jzero.hlo.text import Program
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Collective:
     bytes: int | None
 
 
-def collectives(program: Compiled | str, mesh: Mesh | AbstractMesh) -> list[Collective]:
+def collectives(program: Program, mesh: Mesh | AbstractMesh) -> list[Collective]:
     """Adds up the collectives of a compiled program, per device and call.
 
     Arguments:
-        program: a compiled function (`jit(f).lower(...).compile()`) or its text.
+        program: a compiled function, its text, or that text as `parse` read it.
         mesh: the mesh it was compiled for.
 
     Returns:

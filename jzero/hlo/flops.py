@@ -81,7 +81,7 @@ class Flops:
                 return first
         operand = within.by_name.get(instruction.operands[0])
         result = instruction.shapes[0]
-        name = f"{result.dtype}[{','.join(map(str, result.dims))}]"
+        name = str(result)
         flops = self.of(within, instruction)
         if flops and result.elements:
             name += f" over {flops // (2 * result.elements):,}"

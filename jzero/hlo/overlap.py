@@ -1,18 +1,17 @@
 """How much of a program's traffic has computation to hide behind, from its schedule."""
 
 from jax.sharding import AbstractMesh, Mesh
-from jax.stages import Compiled
 
 from jzero.hlo.products import Products
 from jzero.hlo.sites import Site, sites
 from jzero.hlo.spans import Callers, is_start, span
-from jzero.hlo.text import Module, parse
+from jzero.hlo.text import Module, Program, parse
 
 LARGE = 2**20
 """Bytes from which a collective counts in a program without layer loops."""
 
 
-def overlapped_fraction(program: Compiled | str, mesh: Mesh | AbstractMesh) -> float | None:
+def overlapped_fraction(program: Program, mesh: Mesh | AbstractMesh) -> float | None:
     """Of the bytes that a program's layers send, the share with a matrix product meanwhile.
 
     Counted are collectives in layer loops: a `while` whose own body, without the loops nested in
@@ -22,7 +21,7 @@ def overlapped_fraction(program: Compiled | str, mesh: Mesh | AbstractMesh) -> f
     its done.
 
     Arguments:
-      program: a compiled function or its text, scheduled, as compilers leave it.
+      program: a compiled function, its text or what `parse` read of it; scheduled.
       mesh: the mesh it was compiled for.
 
     Returns:
@@ -32,9 +31,8 @@ def overlapped_fraction(program: Compiled | str, mesh: Mesh | AbstractMesh) -> f
     Raises:
       JzeroError: `program` is text that holds no HLO module.
     """
-    text = program if isinstance(program, str) else program.as_text() or ""
-    reader = _Reader(parse(text))
-    return reader.fraction(sites(text, mesh))
+    module = parse(program)
+    return _Reader(module).fraction(sites(module, mesh))
 
 
 class _Reader:

@@ -3,10 +3,11 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jzero.hlo.buffers import ALLOC, FREE, SHARE, Allocation, Buffer, Buffers, Event, Value
 from jzero.hlo.flow import Flow
-from jzero.hlo.text import Shape, parse
+from jzero.hlo.text import Program, Shape, parse
 from jzero.hlo.ways import Way
 
 _DEVICE = 0  # the color of the device's own memory
@@ -64,6 +65,12 @@ class Large:
     opcode: str
     source: str
 
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "Large":
+        """From what `dataclasses.asdict` gives, after JSON."""
+        shape = data["shape"] and Shape(data["shape"]["dtype"], tuple(data["shape"]["dims"]))
+        return Large(**{**data, "shape": shape})
+
 
 def peak(buffers: Buffers) -> Peak | None:
     """Finds the peak of a program's device memory.
@@ -91,19 +98,19 @@ def peak(buffers: Buffers) -> Peak | None:
     )
 
 
-def largest(found: Peak, program: str, count: int = 15) -> list[Large]:
+def largest(found: Peak, program: Program, count: int = 15) -> tuple[Large, ...]:
     """The largest buffers of the heap at the peak, to see what a program's temporaries are.
 
     Arguments:
       found: from `peak`.
-      program: the text of the compiled program.
+      program: the compiled program.
       count: how many.
 
     Returns:
       The buffers, the largest first.
     """
     flow = Flow(parse(program))
-    return [_large(flow, each) for each in found.live[:count]]
+    return tuple(_large(flow, each) for each in found.live[:count])
 
 
 def array_of(flow: Flow, value: Value) -> int | None:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jax.sharding import AbstractMesh, Mesh
-from jax.stages import Compiled
 
 from jzero.errors import JzeroError
 from jzero.hlo.fused import begins, is_fused_reduce_scatter
 from jzero.hlo.groups import UNKNOWN, axes_of_groups, axes_of_pairs, groups, pairs
 from jzero.hlo.loops import trip_count
-from jzero.hlo.text import Computation, Instruction, Module, Shape, parse
+from jzero.hlo.text import Computation, Instruction, Module, Program, Shape, parse
 
 OPS = frozenset(
     {
@@ -57,7 +56,7 @@ class Site:
     computation: str
 
 
-def sites(program: Compiled | str, mesh: Mesh | AbstractMesh) -> list[Site]:
+def sites(program: Program, mesh: Mesh | AbstractMesh) -> list[Site]:
     """Finds every collective of a compiled program.
 
     A collective that the compiler split (start and done, a chain of fusions) is one site; where it
@@ -65,7 +64,7 @@ def sites(program: Compiled | str, mesh: Mesh | AbstractMesh) -> list[Site]:
     conditional count once where they send the same, and otherwise have `count` None.
 
     Arguments:
-        program: a compiled function (`jit(f).lower(...).compile()`) or its text.
+        program: a compiled function, its text, or that text as `parse` read it.
         mesh: the mesh it was compiled for; positions in `mesh.devices.flat` are its device numbers.
 
     Returns:
@@ -74,8 +73,7 @@ def sites(program: Compiled | str, mesh: Mesh | AbstractMesh) -> list[Site]:
     Raises:
         JzeroError: `program` is text that holds no HLO module.
     """
-    text = program if isinstance(program, str) else program.as_text()
-    module = parse(text or "")
+    module = parse(program)
     return _Walk(module, dict(mesh.shape)).computation(module.entry)
 
 

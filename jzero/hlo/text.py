@@ -9,6 +9,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from jax.stages import Compiled
+
 from jzero.errors import JzeroError
 
 _SHAPE = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,<=?\s]*)\]")
@@ -30,6 +32,10 @@ class Shape:
 
     dtype: str
     dims: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """As HLO writes it: `bf16[8,128,1024]`."""
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
     @property
     def elements(self) -> int:
@@ -117,18 +123,25 @@ class Module:
     replicas: int
 
 
-def parse(text: str) -> Module:
-    """Reads the text of one HLO module.
+Program = Compiled | str | Module
+"""A compiled function, `jit(f).lower(...).compile()`; its text; or that text as it was read."""
+
+
+def parse(program: Program) -> Module:
+    """Reads the text of one compiled program.
 
     Arguments:
-        text: what `compiled.as_text()` gives, or a saved copy of it.
+      program: what is read already comes back as it is.
 
     Returns:
-        The module.
+      The module.
 
     Raises:
-        JzeroError: the text holds no entry computation.
+      JzeroError: the text holds no entry computation.
     """
+    if isinstance(program, Module):
+        return program
+    text = program if isinstance(program, str) else program.as_text() or ""
     computations: dict[str, Computation] = {}
     entry = name = ""
     lines: list[Instruction] = []

@@ -1,7 +1,9 @@
 """A comparison written by hand, whose every figure is known: to draw without compiling."""
 
 from jzero.compare.row import Result, Row, Traffic
-from jzero.hlo.parts import Part, Schedule, Step, Transfer
+from jzero.compare.schedule.parts import Part, Schedule, Step, Transfer
+from jzero.hlo.peak import Large
+from jzero.hlo.text import Shape
 from jzero.targets import Target
 
 GB = 10**9
@@ -71,7 +73,7 @@ SCHEDULE = Schedule(
                 Step("start", index=0),
                 product(1, "backward"),
             ),
-            (Transfer("reduce-scatter", ("data",), "bf16", 4 * GB, 2, ends_in_next=True),),
+            (Transfer("reduce-scatter", ("data",), "bf16", 4 * GB, 2),),
         ),
     )
 )
@@ -149,6 +151,10 @@ ROWS = (
             "activations": 2 * GB,
             "temporaries": 1 * GB,
         },
+        largest=(
+            Large(2_000_000_025, Shape("bf16", (40, 5120)), "fusion.1", "fusion", "jit(f)/<dot>"),
+            Large(1_000_000_026, None, "custom-call.2", "", ""),
+        ),
         collectives=SENT,
         schedule=SCHEDULE,
     ),

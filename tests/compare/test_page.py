@@ -118,11 +118,14 @@ def test_every_figure_is_in_a_table():
         wanted += list((row.peak_split or {}).values())
         wanted += [] if row.state_bytes is None else [sum(row.state_bytes.values())]
         wanted += [each.bytes for each in row.collectives or ()]
+        wanted += [each.bytes for each in row.largest or ()]
         assert {figure for figure in wanted if figure is not None} <= values
     cells = row_of("Traffic of a device in an optimizer step, over ZeRO and replica axes", "2")
     assert list(cells.values()) == ["67.76", "2.975", "2", "98.7%", "6.2 s"]
     for each in SENT[:2]:
         assert f"<td>{each.count}</td>" in PAGE and f"<td>{each.elements:,}</td>" in PAGE
+    cells = row_of("The largest buffers at the peak, arguments left out", "3")
+    assert list(cells.values()) == ["2.00", "bf16[40,5120]", "fusion", "jit(f)/&lt;dot&gt;"]
     cells = row_of("Transfers, in the order of the schedule", "all-gather, for the next iteration")
     assert cells["carries"] == "2 arrays: layers/a, layers/b"
     assert (cells["sent"], cells["products meanwhile"]) == ("1.50 GB", "1")

@@ -11,7 +11,7 @@ from jzero.compare.page.play import Played, play
 from jzero.compare.page.rates import Rates
 from jzero.compare.page.svg import framed
 from jzero.compare.page.timeline import timeline
-from jzero.hlo.parts import Part, Schedule, Step, Transfer
+from jzero.compare.schedule.parts import Part, Schedule, Step, Transfer
 
 RATES = Rates(TARGET, {"data": 8})
 PLAYED = play(SCHEDULE, RATES)

@@ -21,8 +21,7 @@ from model import LM, PRESETS, LMConfig
 
 import jzero
 from jzero.checkpoint import export_safetensors, import_safetensors
-from jzero.checkpoint.checkpointer import Checkpointer
-from jzero.checkpoint.safetensors.pieces import pieces
+from jzero.checkpoint.counterparts import pieces
 from jzero.errors import JzeroError
 from jzero.paths import flatten, unflatten
 
@@ -67,7 +66,7 @@ def export(config, folder, dtype=None):
     """Saves a model's weights and exports them, with config.json."""
     zero = sharded()
     state = zero.init(weights(config), optax.adam(1e-3))
-    with Checkpointer(zero, folder / "run") as checkpoints:
+    with zero.checkpointer(folder / "run") as checkpoints:
         checkpoints.save(state, force=True)
     out = folder / "llama"
     names = hf_llama.name_map
@@ -82,7 +81,7 @@ def restored(config, source, folder):
     nothing = model_of(config, lambda name, shape: np.zeros(shape))
     state = zero.init(nothing, optax.adam(1e-3))
     import_safetensors(source, folder, zero.setup, name_map=hf_llama.name_map)
-    found = Checkpointer(zero, folder).restore(parts=("params",), base=state)
+    found = zero.checkpointer(folder).restore(parts=("params",), base=state)
     assert found is not None
     return zero, found.state
 

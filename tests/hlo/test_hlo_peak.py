@@ -103,9 +103,9 @@ def test_the_largest_by_what_computed_them():
     rows = [Value("again", "carried", 0), Value("main", "zeros", 0), Value("gone", "gone", 0)]
     live = tuple(Live(128 - number, (rows[1], value)) for number, value in enumerate(rows))
     found = largest(Peak(384, 384, (), live), PROGRAM, count=3)
-    assert found == [
+    assert found == (
         Large(128, Shape("f32", (4, 8)), "carried", "parameter", "jit(f)/while/body/tanh"),
         Large(127, Shape("f32", (4, 8)), "zeros", "broadcast", "jit(f)/broadcast"),
         Large(126, None, "gone", "", ""),
-    ]
+    )
     assert largest(Peak(384, 384, (), live), PROGRAM, count=1) == found[:1]

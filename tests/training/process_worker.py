@@ -3,21 +3,14 @@
 python process_worker.py COORDINATOR PROCESSES PROCESS OUT.npz
 """
 
-import sys
-
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from models import OPTIMIZERS, Net, make_batch
+from processes import join
 
-# The processes speak over gloo, each with the CPU devices that XLA_FLAGS gives it.
-coordinator, processes, process, out = sys.argv[1:]
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(coordinator, int(processes), int(process))
-
-import numpy as np  # noqa: E402
-from jax.experimental import multihost_utils  # noqa: E402
-from models import OPTIMIZERS, Net, make_batch  # noqa: E402
-
-import jzero  # noqa: E402
-from jzero.paths import flatten  # noqa: E402
+import jzero
+from jzero.paths import flatten
 
 RUNS = {
     "nnx-2": (Net("nnx"), {"stage": 2, "precision": "bf16"}),
@@ -51,6 +44,7 @@ def train(net: Net, config: dict) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
+    (out,) = join()
     found = {}
     for name, (net, config) in RUNS.items():
         found |= {f"{name}:{path}": x for path, x in train(net, config).items()}

@@ -78,6 +78,7 @@ def _memory(found: Result) -> str:
         figure(bars.memory(found.rows, found.memory_bytes), "memory"),
         legend(keys(map(of_memory, found.rows))),
         tables.memory(found),
+        details("The largest buffers", tables.largest(found.rows)),
         f"<ul>{said}</ul>" if said else "",
     )
 

@@ -7,7 +7,7 @@ from jzero.compare.page.pieces import OPS
 from jzero.compare.page.play import Flight, Played, Work
 from jzero.compare.page.svg import area, room_for, text, upright
 from jzero.compare.page.words import amount, counted, duration
-from jzero.hlo.parts import Schedule, Transfer
+from jzero.compare.schedule.parts import Schedule, Transfer
 
 HEIGHT = 36
 """Pixels of a lane."""

@@ -8,7 +8,7 @@ from jzero.compare.page.rates import Rates
 from jzero.compare.page.timeline import timeline
 from jzero.compare.page.words import duration, iterations
 from jzero.compare.row import Result
-from jzero.hlo.parts import Part, Schedule
+from jzero.compare.schedule.parts import Part, Schedule
 
 _TITLE = "What overlaps with what"
 _READING = (

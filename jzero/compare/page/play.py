@@ -10,7 +10,7 @@ nothing: the order alone is left.
 from dataclasses import dataclass, field, replace
 
 from jzero.compare.page.rates import Rates
-from jzero.hlo.parts import Part, Schedule, Step
+from jzero.compare.schedule.parts import Part, Schedule, Step
 
 _ROUNDS = 3
 """Iterations of a loop that are played; the last is in its steady state."""

@@ -8,7 +8,7 @@ from jzero.compare.page.pieces import MEMORY, UNDIVIDED, of_memory
 from jzero.compare.page.play import Played
 from jzero.compare.page.words import counted, duration
 from jzero.compare.row import Result, Row
-from jzero.hlo.parts import Part
+from jzero.compare.schedule.parts import Part
 from jzero.plan.rows import Unit, percent, unit_for
 
 UNKNOWN = "unknown"
@@ -56,6 +56,24 @@ def memory(found: Result) -> str:
         cells += [_size(size, unit) for size in sizes + [row.host_bytes] * host]
         rows.append([str(row.stage), *cells])
     return table(f"Memory of a device, in {unit.name}", heads, rows)
+
+
+def largest(rows: Sequence[Row]) -> str:
+    """The largest buffers of the heap at each stage's peak."""
+    found = [(row.stage, each) for row in rows for each in row.largest or ()]
+    unit = unit_for(max((each.bytes for _, each in found), default=0))
+    heads = ["stage", unit.name, "array", "from", "computed by"]
+    lines = [
+        [
+            str(stage),
+            _size(each.bytes, unit),
+            escape(UNKNOWN if each.shape is None else str(each.shape)),
+            escape(each.opcode or each.instruction),
+            escape(each.source or _NONE),
+        ]
+        for stage, each in found
+    ]
+    return table("The largest buffers at the peak, arguments left out", heads, lines)
 
 
 def stages(found: Result) -> str:

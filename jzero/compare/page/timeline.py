@@ -6,7 +6,7 @@ from jzero.compare.page import lanes
 from jzero.compare.page.play import Played, Work
 from jzero.compare.page.svg import Chart, area, room_for, text, upright
 from jzero.compare.page.words import counted, duration, iterations
-from jzero.hlo.parts import Schedule
+from jzero.compare.schedule.parts import Schedule
 
 _TOP, _BAR, _BELOW = 18, 24, 12
 _AXIS = 24

@@ -1,7 +1,7 @@
 """Figures and results in words."""
 
 from jzero.compare.row import Result, Row
-from jzero.hlo.parts import Part
+from jzero.compare.schedule.parts import Part
 from jzero.plan.rows import unit_for
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

@@ -1,4 +1,4 @@
-"""A compiled program's schedule as data: what is computed, and what is sent meanwhile."""
+"""The parts of a schedule, their steps and transfers; to JSON and back."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -44,7 +44,6 @@ class Transfer:
       bytes: ring bytes that a device sends; None where unknown.
       tensors: how many arrays it carries.
       leaves: paths of the model's leaves, where its source names one for each tensor.
-      ends_in_next: it starts in one iteration and ends in the next.
       for_next: what it brings is used in the next iteration alone.
     """
 
@@ -54,7 +53,6 @@ class Transfer:
     bytes: int | None
     tensors: int
     leaves: tuple[str, ...] = ()
-    ends_in_next: bool = False
     for_next: bool = False
 
 

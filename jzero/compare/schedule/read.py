@@ -5,16 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jax.sharding import AbstractMesh, Mesh
-from jax.stages import Compiled
 
+from jzero.compare.schedule.leaves import leaves
+from jzero.compare.schedule.parts import Part, Schedule, Step, Transfer, shortened
 from jzero.hlo.flops import Flops
-from jzero.hlo.leaves import leaves
 from jzero.hlo.loops import trip_count
-from jzero.hlo.parts import Part, Schedule, Step, Transfer, shortened
 from jzero.hlo.products import Products
 from jzero.hlo.sites import Site, sites
 from jzero.hlo.spans import Callers, span
-from jzero.hlo.text import Computation, Instruction, Module, parse
+from jzero.hlo.text import Computation, Instruction, Module, Program, parse
 
 MOST = 300
 """Steps of a part that are kept."""
@@ -25,7 +24,7 @@ _MOVED = frozenset({"get-tuple-element", "tuple", "bitcast", "copy", "opt-barrie
 
 
 def schedule(
-    program: Compiled | str, mesh: Mesh | AbstractMesh, names: Mapping[str, str] | None = None
+    program: Program, mesh: Mesh | AbstractMesh, names: Mapping[str, str] | None = None
 ) -> Schedule:
     """Reads what a compiled program computes and sends, in the order of its schedule.
 
@@ -33,7 +32,7 @@ def schedule(
     it. What a branch holds stays with the branch.
 
     Arguments:
-      program: a compiled function or its text, scheduled, as compilers leave it.
+      program: a compiled function, its text or what `parse` read of it; scheduled.
       mesh: the mesh it was compiled for.
       names: what to call the mesh's axes instead.
 
@@ -43,8 +42,8 @@ def schedule(
     Raises:
       JzeroError: `program` is text that holds no HLO module.
     """
-    text = program if isinstance(program, str) else program.as_text() or ""
-    return _Reader(parse(text), sites(text, mesh), names or {}).read()
+    module = parse(program)
+    return _Reader(module, sites(module, mesh), names or {}).read()
 
 
 Place = tuple[str, str]
@@ -130,7 +129,7 @@ class _Reader:
                 end = start + 1 + len(under_way.between)
                 done = order[end % len(order)]
                 draft = self.drafts[self.home[within.name]]
-                transfer = self.transfer(draft, found, end >= len(order), _moved_on(within, done))
+                transfer = self.transfer(draft, found, _moved_on(within, done))
                 self.put(draft, (within.name, under_way.start.name), "start", transfer)
                 self.put(draft, (within.name, done.name), "done", transfer)
                 return
@@ -143,9 +142,7 @@ class _Reader:
     def put(self, draft: _Draft, place: Place, kind: str, transfer: int) -> None:
         draft.sent.setdefault(place, []).append(Step(kind, index=transfer))
 
-    def transfer(
-        self, draft: _Draft, found: list[Site], ends_in_next: bool = False, moved_on: bool = False
-    ) -> int:
+    def transfer(self, draft: _Draft, found: list[Site], moved_on: bool = False) -> int:
         """Adds to a part's transfers. Returns its number."""
         sizes = [site.bytes if site.count == draft.runs else None for site in found]
         tensors = sum(len(site.operands) for site in found)
@@ -159,7 +156,6 @@ class _Reader:
                 bytes=None if None in sizes else sum(filter(None, sizes)),
                 tensors=tensors,
                 leaves=carried if len(carried) == tensors else (),
-                ends_in_next=ends_in_next,
                 for_next=moved_on and draft is not self.drafts[0],
             )
         )
