@@ -1,9 +1,10 @@
 """Checkpoints that fit any stage and any number of devices."""
 
-from jzero.checkpoint.choice import Report
+from jzero.checkpoint.choice import RestoreReport
 from jzero.checkpoint.damage import DamagedCheckpoint
 from jzero.checkpoint.entries import PARTS, Entry, entries
 from jzero.checkpoint.facts import facts_of
+from jzero.checkpoint.host_leaves import write_leaves
 from jzero.checkpoint.manifest import Facts, Manifest
 from jzero.checkpoint.restore import Restored, restore
 from jzero.checkpoint.safetensors import (
@@ -12,7 +13,7 @@ from jzero.checkpoint.safetensors import (
     export_safetensors,
     import_safetensors,
 )
-from jzero.checkpoint.save import agree_nonce, save_step, write_leaves
+from jzero.checkpoint.save import agree_nonce, save_step
 from jzero.checkpoint.snapshot import Snapshot, snapshot
 from jzero.checkpoint.store import Reader
 from jzero.checkpoint.verify import complete_before, verify
@@ -26,7 +27,7 @@ __all__ = [
     "Imported",
     "Manifest",
     "Reader",
-    "Report",
+    "RestoreReport",
     "Restored",
     "Snapshot",
     "agree_nonce",

@@ -45,19 +45,11 @@ class _Offer:
 
 
 class Checkpointer:
-    """Saves and restores the states of one training loop; see `Zero.checkpointer`.
+    """Saves and restores the states of one training loop; `Zero.checkpointer` makes one.
 
     Every process makes one, and calls the same methods at the same steps in its main thread. All
-    see the same folder, in which one run at a time may write.
-
-    Arguments:
-      zero: whose states they are.
-      folder: of the step folders; made by a `with` block or the first save.
-      every: steps between saves.
-      keep_last: how many of the last steps stay; None for all.
-      keep_every: multiples of it stay for good; itself a multiple of `every`.
-      trainable_only: leave out the parameters that are not trained.
-      timeout: seconds that a save waits for the other processes.
+    see the same folder, in which one run at a time may write; a `with` block or the first save
+    makes it.
 
     Attributes:
       stopping: whether SIGTERM or a preemption notice came. The state given to `save` was saved
@@ -72,11 +64,11 @@ class Checkpointer:
         zero: Holder,
         folder: str | Path,
         *,
-        every: int = 50,
-        keep_last: int | None = 3,
-        keep_every: int | None = None,
-        trainable_only: bool = False,
-        timeout: float = 1800.0,
+        every: int,
+        keep_last: int | None,
+        keep_every: int | None,
+        trainable_only: bool,
+        timeout: float,
     ):
         for name, value in (("every", every), ("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and value < 1:

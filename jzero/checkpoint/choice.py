@@ -13,7 +13,7 @@ SCALE = "progress/scale/"
 
 
 @dataclass(frozen=True)
-class Report:
+class RestoreReport:
     """Where each leaf of a restored state comes from.
 
     Attributes:
@@ -48,7 +48,7 @@ def choose(
     dynamic_loss_scale: bool,
     has_base: bool,
     strict: bool,
-) -> Report:
+) -> RestoreReport:
     """Decides where each leaf comes from.
 
     Arguments:
@@ -94,4 +94,4 @@ def choose(
             f"base=zero.init(...), where they come from"
         )
     taken = tuple(name for name in wanted if name not in from_base and name not in from_config)
-    return Report(taken, from_base, from_config, unused)
+    return RestoreReport(taken, from_base, from_config, unused)

@@ -1,7 +1,11 @@
 """A state's leaves under the names that a checkpoint gives them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
 
 from jzero.layout import is_leaf
 from jzero.partition import Leaf, choose_dim
@@ -10,6 +14,10 @@ from jzero.setup import Setup
 from jzero.state import State
 
 PARTS = ("params", "optimizer", "variables", "progress")
+PARAMS = "params/"
+"""What the names of parameters begin with."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,11 @@ class Entry:
         return str(self.array.dtype)
 
     @property
+    def is_key(self) -> bool:
+        """Whether it is a PRNG key, or several."""
+        return jnp.issubdtype(self.array.dtype, jax.dtypes.prng_key)
+
+    @property
     def trained(self) -> bool:
         """Whether it is anything but a parameter that is not trained."""
         return self.leaf is None or self.leaf.array.trained
@@ -51,6 +64,16 @@ def part_of(name: str) -> str:
       'optimizer'
     """
     return name.split("/", 1)[0]
+
+
+def parameters(leaves: Mapping[str, T]) -> dict[str, T]:
+    """Of leaves by name, the parameters by path.
+
+    Example:
+      >>> parameters({"params/head/kernel": 1, "optimizer/0/mu/head/kernel": 2})
+      {'head/kernel': 1}
+    """
+    return {name.removeprefix(PARAMS): x for name, x in leaves.items() if name.startswith(PARAMS)}
 
 
 def entries(setup: Setup, state: State) -> dict[str, Entry]:
@@ -71,7 +94,7 @@ def entries(setup: Setup, state: State) -> dict[str, Entry]:
         found[name] = Entry(name, x, leaf.array.shape, leaf, _cut(leaf, layout.mesh.group_size))
 
     for path, leaf in layout.leaves.items():
-        add(f"params/{path}", state.weight(path), leaf)
+        add(PARAMS + path, state.weight(path), leaf)
     leaves = flatten(layout.opt_leaves, is_leaf)
     for path, x in flatten(state.opt_state).items():
         add(f"optimizer/{path}", x, leaves[path])

@@ -28,9 +28,9 @@ def write_text(path: Path, text: bytes) -> FileEntry:
     return FileEntry(len(text), zlib.crc32(text))
 
 
-def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

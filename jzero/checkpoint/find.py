@@ -8,7 +8,7 @@ from jax.experimental import multihost_utils
 
 from jzero.checkpoint import folders, manifest
 from jzero.checkpoint.manifest import Manifest
-from jzero.checkpoint.steps import choose
+from jzero.checkpoint.steps import choose_step
 from jzero.checkpoint.store import Reader
 from jzero.checkpoint.verify import offering_the_step_before
 
@@ -23,7 +23,7 @@ def find(root: Path, step: int | None = None) -> Path | None:
       JzeroError: there is no such step.
     """
     if step is not None:
-        return choose(root, step)
+        return choose_step(root, step)
     last = max(folders.published(root), default=-1)
     if jax.process_count() > 1:  # one process may see a new folder later than another
         last = int(multihost_utils.broadcast_one_to_all(np.int32(last)))

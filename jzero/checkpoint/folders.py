@@ -4,6 +4,7 @@ A step is written in a hidden folder beside the others and renamed once all of i
 Whatever has another name than `step_` and digits is passed over.
 """
 
+import functools
 import logging
 import os
 import re
@@ -12,11 +13,11 @@ import uuid
 from pathlib import Path
 
 from jzero.checkpoint.damage import step_of
-from jzero.checkpoint.files import sync_folder
+from jzero.checkpoint.files import sync
 
 log = logging.getLogger("jzero")
 
-_HIDDEN = re.compile(r"\.(unfinished|failed|deleted|replaced)-(\d+)-\w+")
+_HIDDEN = re.compile(r"\.(?:unfinished|failed|deleted|replaced)-\d+-\w+")
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -39,10 +40,20 @@ def published(root: Path) -> list[int]:
         if step is None or not folder.is_dir():
             continue
         if not any(folder.iterdir()):
-            log.warning("%s is empty: passed over", folder)
+            _warn_of_empty(folder)
             continue
         steps.append(step)
     return sorted(steps)
+
+
+@functools.cache  # once for each: every save asks for the steps
+def _warn_of_empty(folder: Path) -> None:
+    log.warning("%s is empty: passed over", folder)
+
+
+def hidden(root: Path) -> list[Path]:
+    """The folders of saves and deletions that are going on, or whose processes died."""
+    return sorted(x for x in Path(root).iterdir() if _HIDDEN.fullmatch(x.name) and x.is_dir())
 
 
 def new_nonce() -> str:
@@ -51,7 +62,7 @@ def new_nonce() -> str:
 
 def unfinished(root: Path, step: int, nonce: str) -> Path:
     """The hidden folder in which a step is written."""
-    return _hidden(root, "unfinished", step, nonce)
+    return _hidden_folder(root, "unfinished", step, nonce)
 
 
 def publish(unfinished: Path, folder: Path, overwrite: bool = False) -> None:
@@ -68,15 +79,15 @@ def publish(unfinished: Path, folder: Path, overwrite: bool = False) -> None:
     """
     for inside in unfinished.iterdir():
         if inside.is_dir():  # whose own folders TensorStore has synced, with each file
-            sync_folder(inside)
-    sync_folder(unfinished)
+            sync(inside)
+    sync(unfinished)
     root, replaced = folder.parent, None
     if _is_there(folder):
         if not overwrite:
             raise FileExistsError(f"{folder} is there already")
         replaced = _renamed_away(folder, "replaced")
     os.rename(unfinished, folder)
-    sync_folder(root)
+    sync(root)
     if replaced is not None:
         shutil.rmtree(replaced)
 
@@ -91,14 +102,10 @@ def sweep(root: Path) -> None:
 
     A folder that was being replaced when its process died gets its name back.
     """
-    if not Path(root).is_dir():
-        return
-    for folder in sorted(Path(root).iterdir()):
-        named = _HIDDEN.fullmatch(folder.name)
-        if not named:
-            continue
-        place = step_folder(root, int(named[2]))
-        if named[1] == "replaced" and not _is_there(place):
+    for folder in hidden(root):
+        kind, step, _ = folder.name[1:].split("-")
+        place = step_folder(root, int(step))
+        if kind == "replaced" and not _is_there(place):
             os.rename(folder, place)
         else:
             shutil.rmtree(folder)
@@ -109,12 +116,12 @@ def _is_there(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _hidden(root: Path, kind: str, step: int, nonce: str) -> Path:
+def _hidden_folder(root: Path, kind: str, step: int, nonce: str) -> Path:
     return Path(root) / f".{kind}-{step:08d}-{nonce}"
 
 
 def _renamed_away(folder: Path, kind: str) -> Path:
-    hidden = _hidden(folder.parent, kind, step_of(folder) or 0, new_nonce())
-    os.rename(folder, hidden)
-    sync_folder(folder.parent)
-    return hidden
+    away = _hidden_folder(folder.parent, kind, step_of(folder) or 0, new_nonce())
+    os.rename(folder, away)
+    sync(folder.parent)
+    return away

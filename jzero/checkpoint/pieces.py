@@ -29,7 +29,7 @@ from jzero.checkpoint.zarr import (
 
 
 @dataclass(frozen=True)
-class Piece:
+class HostPiece:
     """A part of an array on the host, made of whole chunks.
 
     Attributes:
@@ -44,7 +44,7 @@ class Piece:
 
 
 def write_arrays(
-    folder: Path, leaves: Iterable[tuple[str, LeafEntry, Iterable[Piece]]]
+    folder: Path, leaves: Iterable[tuple[str, LeafEntry, Iterable[HostPiece]]]
 ) -> dict[str, FileEntry]:
     """Writes pieces of leaves and waits until they are on the disk.
 
@@ -90,7 +90,7 @@ class _Writing:
         return {path: self.look(self.folder / path) for path in self.paths}
 
 
-def _start(folder: Path, name: str, entry: LeafEntry, piece: Piece) -> _Writing:
+def _start(folder: Path, name: str, entry: LeafEntry, piece: HostPiece) -> _Writing:
     data = piece.data if isinstance(piece.data, np.ndarray) else piece.data()
     region = tuple(slice(i, i + n) for i, n in zip(piece.start, piece.shape, strict=True))
     future = open_array(folder, name, entry)[region].write(

@@ -1,4 +1,4 @@
-"""From files onto devices: each process reads its own pieces, every distinct one once."""
+"""From files onto devices: each process reads its own shards, every distinct one once."""
 
 import math
 import mmap
@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from jzero.checkpoint.entries import Entry
 from jzero.checkpoint.store import Reader, Reading
@@ -20,7 +19,7 @@ _ALIGNMENT = 64  # bytes; XLA's, of arrays that it takes without copying
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Shard:
     """What some of this process's devices keep of a leaf: its bounds in the stored array."""
 
     index: tuple[slice, ...]
@@ -33,7 +32,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Filling:
-    """A piece on its way into an array on the host."""
+    """A shard on its way into an array on the host."""
 
     array: np.ndarray
     reading: Reading
@@ -56,54 +55,60 @@ def read_leaves(reader: Reader, entries: Sequence[Entry]) -> dict[str, jax.Array
     Raises:
       DamagedCheckpoint: a file that is needed is missing, cut short or changed.
     """
-    pieces = {entry.name: _pieces(_data(entry.array)) for entry in entries}
+    stored = {entry.name: _stored(entry) for entry in entries}
+    shards = {name: _shards(x) for name, x in stored.items()}
 
     def jobs():
-        for entry in entries:
-            dtype = _data(entry.array).dtype
-            for piece in pieces[entry.name]:
-                size = math.prod(piece.shape) * dtype.itemsize
-                yield size, partial(_fill, reader, entry, piece, dtype)
+        for name, x in stored.items():
+            for shard in shards[name]:
+                size = math.prod(shard.shape) * x.dtype.itemsize
+                yield size, partial(_fill, reader, name, shard, x.dtype)
 
     read, arrays = windowed(jobs()), {}
     for entry in entries:
-        data = _data(entry.array)
-        shards = []
-        for piece in pieces[entry.name]:
+        x = stored[entry.name]
+        kind, buffers = x.sharding.memory_kind, []
+        for shard in shards[entry.name]:
             host = next(read)
-            places = [
-                SingleDeviceSharding(device, memory_kind=data.sharding.memory_kind)
-                for device in piece.devices
-            ]
+            places = [SingleDeviceSharding(device, memory_kind=kind) for device in shard.devices]
             # Waits: the host's copy is given up before the next one is read.
-            shards += jax.block_until_ready([jax.device_put(host, place) for place in places])
+            buffers += jax.block_until_ready([jax.device_put(host, place) for place in places])
         array = jax.make_array_from_single_device_arrays(
-            data.shape, data.sharding, shards, dtype=data.dtype
+            x.shape, x.sharding, buffers, dtype=x.dtype
         )
-        arrays[entry.name] = _as_keys(array, entry.array) if _is_key(entry.array) else array
+        arrays[entry.name] = _as_keys(array, entry.array) if entry.is_key else array
     return arrays
 
 
-def _pieces(data: jax.ShapeDtypeStruct) -> list[_Piece]:
+def _stored(entry: Entry) -> jax.ShapeDtypeStruct:
+    """What is kept of a leaf: of PRNG keys, which are kept whole, their key data."""
+    x = entry.array
+    if not entry.is_key:
+        return x
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
+
+
+def _shards(x: jax.ShapeDtypeStruct) -> list[_Shard]:
     devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
-    for device, index in _sharding(data).addressable_devices_indices_map(data.shape).items():
+    for device, index in x.sharding.addressable_devices_indices_map(x.shape).items():
         assert index is not None
-        bounds = tuple(i.indices(n)[:2] for i, n in zip(index, data.shape, strict=True))
+        bounds = tuple(i.indices(n)[:2] for i, n in zip(index, x.shape, strict=True))
         devices.setdefault(bounds, []).append(device)
     return [
-        _Piece(tuple(slice(*b) for b in bounds), tuple(those)) for bounds, those in devices.items()
+        _Shard(tuple(slice(*b) for b in bounds), tuple(those)) for bounds, those in devices.items()
     ]
 
 
-def _fill(reader: Reader, entry: Entry, piece: _Piece, dtype: np.dtype) -> _Filling:
-    """Begins to read a piece; what of it is padding stays zero."""
-    true = reader.manifest.leaves[entry.name].array_shape
-    host = _host_zeros(piece.shape, dtype)
+def _fill(reader: Reader, name: str, shard: _Shard, dtype: np.dtype) -> _Filling:
+    """Begins to read a shard; what of it is padding stays zero."""
+    true = reader.manifest.leaves[name].array_shape
+    host = _host_zeros(shard.shape, dtype)
     inside = tuple(
-        slice(min(i.start, n), min(i.stop, n)) for i, n in zip(piece.index, true, strict=True)
+        slice(min(i.start, n), min(i.stop, n)) for i, n in zip(shard.index, true, strict=True)
     )
     part = host[(*(slice(i.stop - i.start) for i in inside), ...)]
-    return _Filling(host, reader.start(entry.name, inside, part))
+    return _Filling(host, reader.start(name, inside, part))
 
 
 def _host_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -118,25 +123,8 @@ def _host_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[first : first + size].view(dtype).reshape(shape)
 
 
-def _is_key(x: jax.ShapeDtypeStruct) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _data(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Of PRNG keys, which are kept whole, their key data; of others themselves."""
-    if not _is_key(x):
-        return x
-    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(x.shape, x.dtype))
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
-
-
 def _as_keys(data: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
     kind: list[Any] = []
     jax.eval_shape(lambda key: kind.append(jax.random.key_impl(key)), like)
     wrap = partial(jax.random.wrap_key_data, impl=kind[0])
     return jax.jit(wrap, out_shardings=like.sharding)(data)
-
-
-def _sharding(x: jax.ShapeDtypeStruct) -> Sharding:
-    assert x.sharding is not None
-    return x.sharding

@@ -11,11 +11,16 @@ from rich.text import Text
 
 from jzero.checkpoint.entries import PARTS
 from jzero.checkpoint.manifest import VERSION, Manifest
-from jzero.checkpoint.steps import Step
+from jzero.checkpoint.steps import StepStatus
 from jzero.plan.rows import size
 
 
-def show_steps(steps: Iterable[Step], unfinished: Iterable[Path], console: Console) -> None:
+def say(console: Console, text: str) -> None:
+    """Prints a line as it is, however wide."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def show_steps(steps: Iterable[StepStatus], unfinished: Iterable[Path], console: Console) -> None:
     """Prints a line for every step, and the folders of saves that are not finished."""
     table = Table(box=None, pad_edge=False)
     for name in ("step", "state", ""):
@@ -26,7 +31,7 @@ def show_steps(steps: Iterable[Step], unfinished: Iterable[Path], console: Conso
         )
     console.print(table)
     for folder in unfinished:
-        _say(console, f"{folder.name}: not finished")
+        say(console, f"{folder.name}: not finished")
 
 
 def show(manifest: Manifest, console: Console) -> None:
@@ -45,10 +50,10 @@ def show(manifest: Manifest, console: Console) -> None:
     }
     for name, value in lines.items():
         if value is not None:
-            _say(console, f"{name}: {value}")
+            say(console, f"{name}: {value}")
     console.print(_leaves(manifest))
     if facts.config is not None:
-        _say(console, f"config: {json.dumps(facts.config)}")
+        say(console, f"config: {json.dumps(facts.config)}")
 
 
 def _leaves(manifest: Manifest) -> Table:
@@ -79,7 +84,7 @@ def totals(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def as_dict(
-    directory: Path, steps: Iterable[Step], unfinished: Iterable[Path], manifest: Manifest
+    directory: Path, steps: Iterable[StepStatus], unfinished: Iterable[Path], manifest: Manifest
 ) -> dict[str, Any]:
     """The same as data for JSON."""
     facts = manifest.facts
@@ -117,7 +122,3 @@ def _position(data: tuple[Any, ...]) -> str | None:
     if data == (None,):
         return None
     return json.dumps(data[0]) if len(data) == 1 else f"of each process: {json.dumps(list(data))}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=True)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jzero.checkpoint import manifest
-from jzero.checkpoint.choice import SCALE, Report, choose
+from jzero.checkpoint.choice import SCALE, RestoreReport, choose
 from jzero.checkpoint.copies import compute_copy
 from jzero.checkpoint.entries import PARTS, entries, progress
 from jzero.checkpoint.manifest import Manifest
@@ -38,7 +38,7 @@ class Restored:
     state: State
     step: int
     positions: tuple[Any, ...]
-    report: Report
+    report: RestoreReport
 
     @property
     def data(self) -> Any:
@@ -90,7 +90,7 @@ def restore(
         check_usable(base)
         check_state(base, like)
 
-    def read() -> tuple[Manifest, Report, dict[str, jax.Array]]:
+    def read() -> tuple[Manifest, RestoreReport, dict[str, jax.Array]]:
         if not folder.is_dir():
             raise JzeroError(f"{folder}: no such step folder")
         saved = manifest.read(folder)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jzero.checkpoint import folders
-from jzero.checkpoint.files import sync_folder
+from jzero.checkpoint.files import sync
 
 
 def superseded(steps: Sequence[int], keep_last: int | None, keep_every: int | None) -> list[int]:
@@ -43,6 +43,6 @@ def set_aside(root: Path, after: int) -> Path | None:
     for step in reversed(steps):  # the last first: what is left is always a run up to some step
         folder = folders.step_folder(root, step)
         os.rename(folder, aside / folder.name)
-    sync_folder(aside)
-    sync_folder(root)
+    sync(aside)
+    sync(root)
     return aside

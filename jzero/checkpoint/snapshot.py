@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jzero.checkpoint.entries import Entry
 from jzero.checkpoint.manifest import LeafEntry
-from jzero.checkpoint.pieces import Piece
+from jzero.checkpoint.pieces import HostPiece
 from jzero.checkpoint.zarr import leaf_entry
 
 _SMALL = 2**18  # bytes; less is not worth a file of its own
@@ -27,7 +26,7 @@ class Snapshot:
     """
 
     leaves: dict[str, LeafEntry]
-    pieces: dict[str, tuple[Piece, ...]]
+    pieces: dict[str, tuple[HostPiece, ...]]
 
 
 def snapshot(entries: Iterable[Entry]) -> Snapshot:
@@ -43,7 +42,7 @@ def snapshot(entries: Iterable[Entry]) -> Snapshot:
                 shard.data.copy_to_host_async()
     leaves, pieces = {}, {}
     for entry in entries:
-        if jnp.issubdtype(entry.array.dtype, jax.dtypes.prng_key):
+        if entry.is_key:
             leaves[entry.name] = leaf_entry(entry.shape, entry.dtype)
             pieces[entry.name] = tuple(_key_pieces(entry))
             continue
@@ -87,15 +86,15 @@ def _neighbours(entry: Entry, dim: int, most: int) -> int:
     return 1
 
 
-def _key_pieces(entry: Entry) -> Iterator[Piece]:
+def _key_pieces(entry: Entry) -> Iterator[HostPiece]:
     """PRNG keys are kept whole."""
     for shard in entry.array.addressable_shards:
         if shard.replica_id == 0:
             data = np.array(jax.random.key_data(shard.data))
-            yield Piece((0,) * data.ndim, data.shape, data)
+            yield HostPiece((0,) * data.ndim, data.shape, data)
 
 
-def _pieces(entry: Entry, piece: tuple[int, ...]) -> Iterator[Piece]:
+def _pieces(entry: Entry, piece: tuple[int, ...]) -> Iterator[HostPiece]:
     true = {}  # where it starts -> what is not padding of each shard
     for shard in entry.array.addressable_shards:
         start = tuple(i.start or 0 for i in shard.index)
@@ -114,7 +113,7 @@ def _pieces(entry: Entry, piece: tuple[int, ...]) -> Iterator[Piece]:
         if others:
             (dim,) = (d for d, at in enumerate(others[0]) if at != first[d])
             data = np.concatenate([data, *(true[start] for start in others)], dim)
-        yield Piece(first, data.shape, data)
+        yield HostPiece(first, data.shape, data)
 
 
 def _is_in_host_memory(x: jax.Array) -> bool:

@@ -15,8 +15,8 @@ QUIET_SECONDS = 3600
 
 
 @dataclass(frozen=True)
-class Step:
-    """A published step.
+class StepStatus:
+    """A published step, and whether it is whole.
 
     Attributes:
       step: its number.
@@ -46,7 +46,7 @@ def steps_in(directory: str | Path) -> list[int]:
     return steps
 
 
-def choose(directory: str | Path, step: int | None = None) -> Path:
+def choose_step(directory: str | Path, step: int | None = None) -> Path:
     """The folder of a step, by default of the last one.
 
     Raises:
@@ -58,35 +58,25 @@ def choose(directory: str | Path, step: int | None = None) -> Path:
     return step_folder(Path(directory), steps[-1] if step is None else step)
 
 
-def check(directory: str | Path, step: int, *, quick: bool) -> Step:
+def check(directory: str | Path, step: int, *, quick: bool) -> StepStatus:
     """A published step and whether it is whole; see `verify` for `quick`."""
     folder = step_folder(Path(directory), step)
     try:
         verify(folder, quick=quick)
     except DamagedCheckpoint as error:
-        return Step(step, folder, "damaged", error)
+        return StepStatus(step, folder, "damaged", error)
     except JzeroError as error:
-        return Step(step, folder, "unreadable", error)
-    return Step(step, folder, "complete", None)
+        return StepStatus(step, folder, "unreadable", error)
+    return StepStatus(step, folder, "complete", None)
 
 
-def survey(directory: str | Path) -> list[Step]:
+def survey(directory: str | Path) -> list[StepStatus]:
     """Every published step, after a quick look at its files.
 
     Raises:
       JzeroError: no such folder, or no steps in it.
     """
     return [check(directory, step, quick=True) for step in steps_in(directory)]
-
-
-def hidden(directory: str | Path) -> list[Path]:
-    """The folders of saves that are not finished, and of deletions."""
-    prefixes = (".unfinished-", ".failed-", ".deleted-", ".replaced-")
-    return sorted(
-        path
-        for path in Path(directory).iterdir()
-        if path.name.startswith(prefixes) and path.is_dir()
-    )
 
 
 def quiet_seconds(folder: Path) -> float:

@@ -10,7 +10,6 @@ from flax import nnx
 from jax.sharding import Mesh
 
 import jzero
-from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.paths import flatten
 
 
@@ -59,7 +58,7 @@ class Loop:
 
     def __init__(self, folder: Path, zero: jzero.Zero | None = None, **keywords):
         self.zero = zero or make_zero(2, stage=3)
-        self.checkpoints = Checkpointer(self.zero, folder, **keywords)
+        self.checkpoints = self.zero.checkpointer(folder, **keywords)
         self.tx = optax.adam(1e-2)
         self.zero.setup_for(Net, self.tx)
         restored = self.checkpoints.restore()

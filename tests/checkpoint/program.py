@@ -9,13 +9,12 @@ import threading
 import time
 from pathlib import Path
 
+from loops import Loop
+
+from jzero.checkpoint import writer
+from jzero.errors import RunFailed
+
 how, folder = sys.argv[1], Path(sys.argv[2])
-
-from loops import Loop  # noqa: E402
-
-from jzero.checkpoint import writer  # noqa: E402
-from jzero.errors import RunFailed  # noqa: E402
-
 save_step = writer.save_step
 started = threading.Event()
 

@@ -1,26 +1,23 @@
 """One of two processes that save and restore together; `test_save_processes.py` starts them.
 
-python save_worker.py COORDINATOR PROCESS ROOT
+python save_worker.py COORDINATOR PROCESSES PROCESS ROOT
 """
 
 import json
-import sys
 from pathlib import Path
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from processes import join
+from states import setup_of
 
-coordinator, number, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(coordinator, 2, number)
+from jzero import checkpoint
+from jzero.checkpoint import pieces
+from jzero.checkpoint.store import Reader
 
-import numpy as np  # noqa: E402
-from jax.experimental import multihost_utils  # noqa: E402
-from states import setup_of  # noqa: E402
-
-from jzero import checkpoint  # noqa: E402
-from jzero.checkpoint import pieces  # noqa: E402
-from jzero.checkpoint.store import Reader  # noqa: E402
-
+folder = Path(*join())
+number = jax.process_index()
 zero = setup_of(devices=4, stage=3)
 told, reads = {}, []
 

@@ -13,7 +13,7 @@ from jzero.checkpoint import Facts, write_leaves
 from jzero.checkpoint.lock import Lock
 from jzero.checkpoint.safetensors.folder import find
 from jzero.cli import main
-from jzero.cli.checkpoint import byte_count
+from jzero.cli.checkpoint_formats import byte_count
 
 W, MOMENT = np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((3, 4), np.float32)
 

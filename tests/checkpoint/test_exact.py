@@ -4,8 +4,6 @@ import optax
 import pytest
 from loops import Loop, Net, Rows, assert_same, loss_fn, make_zero
 
-from jzero.checkpoint.checkpointer import Checkpointer
-
 FP16 = {
     "enabled": True,
     "initial_scale_power": 8,
@@ -38,7 +36,7 @@ def train(folder, steps, spikes=(), **config):
         }
     zero = make_zero(3, **config)
     losses = []
-    with Checkpointer(zero, folder, every=10, keep_last=None) as checkpoints:
+    with zero.checkpointer(folder, every=10, keep_last=None) as checkpoints:
         zero.setup_for(Net, schedule())
         restored = checkpoints.restore()
         state = restored.state if restored else zero.init(Net, schedule())

@@ -12,7 +12,6 @@ import pytest
 from loops import Loop, assert_same, make_zero
 
 from jzero.checkpoint import DamagedCheckpoint, files, folders
-from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.checkpoint.folders import step_folder
 from jzero.errors import JzeroError, RunFailed
 
@@ -63,7 +62,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_to_any_file_is_named(saved, copied, damage):
     """On every kind of file: the manifest, the arrays' metadata, and every leaf's chunks."""
-    checkpoints = Checkpointer(saved.zero, copied)
+    checkpoints = saved.zero.checkpointer(copied)
     names = every_file(copied)
     kinds = {Path(name).name.split(".")[0] for name in names}
     assert kinds == {"manifest", "zarr", "c"}, "chunks are named c, c.0, c.0.1 and so on"
@@ -86,7 +85,7 @@ def test_damage_to_any_file_is_named(saved, copied, damage):
 
 def test_every_bit_counts(saved, copied):
     """Flips at many places of the manifest and of one chunk."""
-    checkpoints = Checkpointer(saved.zero, copied)
+    checkpoints = saved.zero.checkpointer(copied)
     chunk = next(name for name in every_file(copied) if "up" in name and "/c." in name)
     for name in ("manifest.json", chunk):
         path = step_folder(copied, 4) / name
@@ -100,7 +99,7 @@ def test_every_bit_counts(saved, copied):
 
 def test_the_step_before_can_be_restored(saved, copied):
     (step_folder(copied, 4) / "manifest.json").unlink()
-    checkpoints = Checkpointer(saved.zero, copied)
+    checkpoints = saved.zero.checkpointer(copied)
     restored = checkpoints.restore(2)
     assert (restored.step, restored.data["position"]) == (2, 2)
 
@@ -110,14 +109,14 @@ def test_a_half_copied_folder_is_named(saved, copied):
     for name in every_file(copied)[len(every_file(copied)) // 2 :]:
         (step_folder(copied, 4) / name).unlink()
     with pytest.raises(DamagedCheckpoint, match="manifest.json is missing.* before it is 2"):
-        Checkpointer(saved.zero, copied).restore()
+        saved.zero.checkpointer(copied).restore()
 
 
 def test_only_complete_steps_are_offered(saved, copied):
     for step in (2, 4):
         (step_folder(copied, step) / "manifest.json").write_bytes(b"{")
     with pytest.raises(DamagedCheckpoint, match="no complete step is before it"):
-        Checkpointer(saved.zero, copied).manifest()
+        saved.zero.checkpointer(copied).manifest()
 
 
 # --- disks that fail -----------------------------------------------------------------------------

@@ -29,8 +29,10 @@ def test_what_counts_as_a_step(tmp_path, caplog):
     assert folders.published(tmp_path) == [50, 100, 123456789]
     step_folder(tmp_path, 400).mkdir()
     with caplog.at_level(logging.WARNING, "jzero"):
-        assert folders.published(tmp_path)[-1] == 123456789
-    assert "step_00000400 is empty" in caplog.text
+        for _ in range(2):
+            assert folders.published(tmp_path)[-1] == 123456789
+    (said,) = caplog.messages  # once, however often a save looks
+    assert "step_00000400 is empty" in said
     assert folders.published(tmp_path / "none") == []
 
 

@@ -1,17 +1,14 @@
 """Two processes of two devices save what one process of four restores, and the other way."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import finish, started
 from states import assert_same, files_of, random_step, save, setup_of, whole
 
 from jzero import checkpoint
-from jzero.checkpoint import parts, restore, verify
+from jzero.checkpoint import processes, restore, verify
 from jzero.errors import RunFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("save_processes")]
@@ -26,32 +23,8 @@ def told(tmp_path_factory):
     state = restore(random_step(root / "host", zero)[0], zero.setup).state
     bits = whole(zero, state)
     save(root, zero, state, data={"row": 7})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(WORKER.parent), *sys.path]),
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, WORKER, f"127.0.0.1:{port}", str(number), root],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        for process in running:
-            text, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, text[-3000:]
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
+    with started(WORKER, [[root]] * 2, devices=2) as running:
+        finish(running)
     return root, bits, [json.loads((root / f"told-{i}.json").read_text()) for i in range(2)]
 
 
@@ -104,8 +77,8 @@ def test_a_restore_that_fails_in_one_process_fails_in_all(told):
 def test_all_missing_processes_are_named(tmp_path):
     draft = checkpoint.folders.unfinished(tmp_path, 5, "ab")
     draft.mkdir()
-    parts.hand_in(draft, 2, parts.Part())
+    processes.hand_in(draft, 2, processes.Written())
     with pytest.raises(RunFailed, match="nothing from process 1, 3 of 4 in 0 s"):
-        parts.collect(draft, 4, timeout=0)
+        processes.collect(draft, 4, timeout=0)
     with pytest.raises(RunFailed, match="process 0 did not publish it in 0 s"):
-        parts.await_publication(draft, tmp_path / "step_00000005", timeout=0)
+        processes.await_publication(draft, tmp_path / "step_00000005", timeout=0)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from loops import Loop
+from processes import finish, started
 
 from jzero.checkpoint import folders, manifest
-from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.checkpoint.stop import Stop
 
 HERE = Path(__file__).parent
@@ -43,7 +42,7 @@ def test_the_next_save_saves_whatever_the_step(tmp_path, signals):
         assert loop.checkpoints.steps() == [2]
         assert signals == []
     assert signals == [signal.SIGTERM], "the program's own handler hears of it in the end"
-    with Checkpointer(loop.zero, tmp_path) as later:
+    with loop.zero.checkpointer(tmp_path) as later:
         later.save(loop.state, force=True, overwrite=True)
         terminate()
     assert later.stopping, "also where it came after the last step"
@@ -68,7 +67,9 @@ def test_the_former_handler_is_back_after_the_end(signals):
 
 def test_a_handler_that_came_later_stays(signals):
     stop = Stop()
-    later = lambda number, frame: None  # noqa: E731
+
+    def later(number, frame): ...
+
     signal.signal(signal.SIGTERM, later)
     stop.close()
     assert signal.getsignal(signal.SIGTERM) is later
@@ -107,39 +108,16 @@ def test_a_second_one_ends_the_program_at_once():
 @pytest.mark.slow
 def test_all_processes_save_the_same_step(tmp_path):
     """One of two gets the signal; JAX's preemption service tells the other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
-    environment = os.environ | {"XLA_FLAGS": flags}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
-    both = []
-    for process in range(2):
-        command = [sys.executable, HERE / "stop_worker.py", f"127.0.0.1:{port}", str(process)]
-        both.append(
-            subprocess.Popen(
-                [*command, tmp_path],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
+    with started(HERE / "stop_worker.py", [[tmp_path]] * 2, devices=1) as both:
         end = time.monotonic() + 200
         while not folders.published(tmp_path) and time.monotonic() < end:
             if any(process.poll() is not None for process in both):
                 break
             time.sleep(0.05)
         both[1].send_signal(signal.SIGTERM)
-        said = [process.communicate(timeout=200) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in both] == [0, 0], said
-    reached = {out.splitlines()[-1] for out, _ in said}  # gloo speaks before
-    assert len(reached) == 1, said
+        printed = finish(both)
+    reached = {out.splitlines()[-1] for out in printed}  # gloo speaks before
+    assert len(reached) == 1, printed
     last = int(reached.pop().removeprefix("stopped after "))
     assert folders.published(tmp_path)[-1] == last
     facts = manifest.read(folders.step_folder(tmp_path, last)).facts

@@ -21,7 +21,7 @@ from model import LM, PRESETS, LMConfig
 
 import jzero
 from jzero.checkpoint import export_safetensors, import_safetensors
-from jzero.checkpoint.counterparts import pieces
+from jzero.checkpoint.counterparts import counterparts
 from jzero.errors import JzeroError
 from jzero.paths import flatten, unflatten
 
@@ -173,11 +173,11 @@ def test_a_model_of_transformers_computes_the_same_logits_here(tied, tmp_path):
 def test_the_map_has_every_leaf_of_every_preset(name):
     config = replace(PRESETS[name], layers=2)
     shapes = {leaf: x.shape for leaf, x in leaves_of(config)[2].items()}
-    found = pieces(hf_llama.name_map, shapes)
+    found = counterparts(hf_llama.name_map, shapes)
     head = () if config.tied else ("lm_head.weight",)
     assert len(found) == 9 * config.layers + 2 + len(head)
-    assert {t for piece in found for t in piece.theirs} >= {"lm_head.weight", "model.norm.weight"}
-    up = next(p for p in found if p.theirs[0] == "model.layers.1.mlp.up_proj.weight")
+    assert {t for x in found for t in x.names} >= {"lm_head.weight", "model.norm.weight"}
+    up = next(x for x in found if x.names[0] == "model.layers.1.mlp.up_proj.weight")
     assert up.their_shape == (config.mlp, config.width)
 
 

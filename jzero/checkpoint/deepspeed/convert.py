@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from jzero.checkpoint.choice import SCALE
+from jzero.checkpoint.counterparts import some
 from jzero.checkpoint.deepspeed import moments
 from jzero.checkpoint.deepspeed.first_values import first_values, without_counterpart
 from jzero.checkpoint.deepspeed.match import Origin, match
 from jzero.checkpoint.deepspeed.parameter import MOMENTS, WEIGHT
 from jzero.checkpoint.deepspeed.source import Source, read_source
-from jzero.checkpoint.entries import Entry, entries
+from jzero.checkpoint.entries import PARAMS, Entry, entries, parameters
 from jzero.checkpoint.folders import published, step_folder
+from jzero.checkpoint.host_leaves import HostLeaf, write_leaves
 from jzero.checkpoint.manifest import Facts
-from jzero.checkpoint.safetensors.name_map import NameMap
-from jzero.checkpoint.safetensors.pieces import some
-from jzero.checkpoint.save import HostLeaf, write_leaves
+from jzero.checkpoint.name_map import NameMap
 from jzero.errors import JzeroError
 from jzero.setup import Setup
 
@@ -85,9 +85,8 @@ def import_deepspeed(
         place = step_folder(Path(directory), source.steps)
         raise JzeroError(f"{place} is there already; delete it, or give another folder")
     wanted = entries(setup, setup.abstract_state())
-    parameters = {n.removeprefix("params/"): e for n, e in wanted.items() if e.part == "params"}
-    origins, left_out = match(source, parameters, name_map)
-    made = {f"params/{path}": (origin, WEIGHT) for path, origin in origins.items()}
+    origins, left_out = match(source, parameters(wanted), name_map)
+    made = {PARAMS + path: (origin, WEIGHT) for path, origin in origins.items()}
     numbers: dict[str, float] = {}
     first: dict[str, np.ndarray] = {}
     if not parameters_only:
@@ -113,7 +112,8 @@ def import_deepspeed(
         applied_steps=source.steps - source.skipped,
     )
     written = write_leaves(Path(directory), source.steps, leaves, facts)
-    placed = {p.name for origin, what in made.values() if what != WEIGHT for _, p in origin.pieces}
+    moved = (origin for origin, what in made.values() if what in MOMENTS)
+    placed = {parameter.name for origin in moved for _, parameter in origin.parameters}
     casts = Counter(
         (dtype, wanted[name].dtype)
         for name, (origin, what) in made.items()
@@ -160,7 +160,7 @@ def _counts(source: Source, setup: Setup, origins: Mapping[str, Origin]) -> dict
     """The leaves of the optimizer's state that count steps: Adam's own, and those of schedules."""
     counts: dict[str, float] = {}
     for name, paths in moments.find(setup).counts.items():
-        own = (p for path in paths if path in origins for _, p in origins[path].pieces)
+        own = (p for path in paths if path in origins for _, p in origins[path].parameters)
         steps = sorted({p.steps for p in own if p.steps is not None})
         if len(steps) > 1:
             raise JzeroError(

@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jzero.checkpoint.choice import SCALE
+from jzero.checkpoint.counterparts import some
 from jzero.checkpoint.entries import Entry
-from jzero.checkpoint.safetensors.pieces import some
 from jzero.errors import JzeroError
 from jzero.layout import MASTER
 from jzero.partition import is_float
@@ -50,12 +49,11 @@ def first_values(setup: Setup, seed: int, leaves: Mapping[str, Entry]) -> dict[s
             state = setup.update.tx.init(setup.update.tree(masters))
             for part, tree in (("params", params), ("variables", variables), ("optimizer", state)):
                 found |= {f"{part}/{path}": x for path, x in flatten(tree).items()}
-        return {name: _stored(found[name], entry.dtype) for name, entry in leaves.items()}
+        return {
+            name: jax.random.key_data(found[name])
+            if entry.is_key
+            else found[name].astype(entry.dtype)
+            for name, entry in leaves.items()
+        }
 
     return jax.device_get(jax.jit(make)(jax.random.key(seed), setup.model.weights))
-
-
-def _stored(x: jax.Array, dtype: str) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(x)
-    return x.astype(dtype)

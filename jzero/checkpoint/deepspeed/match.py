@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from jzero.checkpoint.cast import cast, castable
+from jzero.checkpoint.counterparts import Counterpart, counterparts, left_out, some
 from jzero.checkpoint.deepspeed.parameter import WEIGHT, Parameter
 from jzero.checkpoint.deepspeed.source import Source
 from jzero.checkpoint.entries import Entry
-from jzero.checkpoint.safetensors.cast import cast, castable
-from jzero.checkpoint.safetensors.name_map import NameMap
-from jzero.checkpoint.safetensors.pieces import Piece, left_out, pieces, some
+from jzero.checkpoint.name_map import NameMap
 from jzero.errors import JzeroError
 
 
@@ -19,22 +19,22 @@ from jzero.errors import JzeroError
 class Origin:
     """What a leaf of the model is made from: one parameter, or several of which it is a stack."""
 
-    pieces: tuple[tuple[Piece, Parameter], ...]
+    parameters: tuple[tuple[Counterpart, Parameter], ...]
 
     def lacks(self, what: str) -> list[str]:
         """The parameters that have no such moment; what is empty needs none."""
-        return [p.name for _, p in self.pieces if what not in p.slices and p.size]
+        return [p.name for _, p in self.parameters if what not in p.slices and p.size]
 
     def dtypes(self, what: str) -> list[str]:
-        return [p.dtype(what) for _, p in self.pieces if p.size]
+        return [p.dtype(what) for _, p in self.parameters if p.size]
 
     def make(self, what: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """The leaf, or its moment: they are named, transposed and stacked alike."""
         values = np.empty(shape, jnp.dtype(dtype))
-        for piece, parameter in self.pieces:
+        for theirs, parameter in self.parameters:
             if parameter.size:
-                theirs = parameter.read(what)
-                values[piece.index] = cast(parameter.name, piece.to_ours(theirs), dtype)
+                ours = theirs.to_ours(parameter.read(what))
+                values[theirs.index] = cast(parameter.name, ours, dtype)
         return values
 
 
@@ -56,31 +56,31 @@ def match(
     """
     shapes = {path: entry.shape for path, entry in leaves.items()}
     skipped = left_out(name_map, shapes, source.parameters)
-    found: dict[str, list[tuple[Piece, Parameter]]] = {}
+    found: dict[str, list[tuple[Counterpart, Parameter]]] = {}
     takers: dict[str, str] = {}
     missing, problems = [], []
-    for piece in pieces(name_map, shapes):
-        stored = dict.fromkeys(source.tied.get(name, name) for name in piece.theirs)
+    for theirs in counterparts(name_map, shapes):
+        leaf = theirs.leaf
+        stored = dict.fromkeys(source.tied.get(name, name) for name in theirs.names)
         if not stored.keys() & source.parameters.keys():
-            missing.append(piece.theirs[0])
+            missing.append(theirs.names[0])
             continue
         [name, *others] = (name for name in stored if name in source.parameters)
         parameter = source.parameters[name]
         if others:
-            problems.append(f"{piece.leaf} ties {name} to {some(others)}, trained apart there")
+            problems.append(f"{leaf} ties {name} to {some(others)}, trained apart there")
         elif name in takers:
-            problems.append(f"{piece.leaf} and {takers[name]} are both {name}, one parameter there")
-        elif parameter.shape != piece.their_shape:
+            problems.append(f"{leaf} and {takers[name]} are both {name}, one parameter there")
+        elif parameter.shape != theirs.their_shape:
             problems.append(
-                f"{name} is {list(parameter.shape)} for {list(piece.their_shape)} of {piece.leaf}"
+                f"{name} is {list(parameter.shape)} for {list(theirs.their_shape)} of {leaf}"
             )
-        elif parameter.size and not castable(parameter.dtype(WEIGHT), leaves[piece.leaf].dtype):
+        elif parameter.size and not castable(parameter.dtype(WEIGHT), leaves[leaf].dtype):
             problems.append(
-                f"{name} is {parameter.dtype(WEIGHT)} for {leaves[piece.leaf].dtype} of "
-                f"{piece.leaf}"
+                f"{name} is {parameter.dtype(WEIGHT)} for {leaves[leaf].dtype} of {leaf}"
             )
-        takers |= dict.fromkeys((name, *others), piece.leaf)
-        found.setdefault(piece.leaf, []).append((piece, parameter))
+        takers |= dict.fromkeys((name, *others), leaf)
+        found.setdefault(leaf, []).append((theirs, parameter))
     extra = [name for name in source.parameters if name not in takers and name not in skipped]
     if missing:
         problems.append(f"the model needs {some(missing)}, which is not there")

@@ -22,6 +22,7 @@ from jzero.checkpoint.deepspeed.archive import (
     read_archive,
     refuse_state,
 )
+from jzero.checkpoint.sizes import is_size
 from jzero.errors import JzeroError
 
 _STORAGES = {
@@ -116,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Storage:
         kind, dtype, key, _, size = pid
-        if kind != "storage" or dtype not in _STORAGES.values() or not _is_size(size):
+        if kind != "storage" or dtype not in _STORAGES.values() or not is_size(size):
             raise ValueError("a storage is not described as torch.save does")
         return self._archive.storage(key, dtype, size)
 
@@ -124,7 +125,7 @@ class _Unpickler(pickle.Unpickler):
 def _tensor(storage: Any, start: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
     """As torch._utils._rebuild_tensor_v2, and within the storage."""
     sizes = (start, *shape, *strides)
-    if not isinstance(storage, Storage) or not all(map(_is_size, sizes)):
+    if not isinstance(storage, Storage) or not all(map(is_size, sizes)):
         raise ValueError("a tensor is not described as torch.save does")
     tensor = Tensor(storage, start, tuple(shape), tuple(strides))
     last = start + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -138,10 +139,6 @@ def _of_type(function: Any, _kind: Any, args: Any, _state: Any) -> Any:
     if not isinstance(function, _Function):
         raise ValueError("a tensor is not described as torch.save does")
     return function(*args)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 _ALLOWED: dict[str, Any] = {

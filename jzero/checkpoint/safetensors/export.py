@@ -10,21 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from jzero.checkpoint import manifest
-from jzero.checkpoint.damage import DamagedCheckpoint
-from jzero.checkpoint.files import sync_folder
+from jzero.checkpoint.cast import cast
+from jzero.checkpoint.counterparts import Counterpart, counterparts
+from jzero.checkpoint.entries import PARAMS, parameters
+from jzero.checkpoint.files import sync
 from jzero.checkpoint.folders import new_nonce
-from jzero.checkpoint.safetensors.cast import cast
+from jzero.checkpoint.name_map import NameMap
 from jzero.checkpoint.safetensors.file import Spec, Tensor
 from jzero.checkpoint.safetensors.folder import create_files
-from jzero.checkpoint.safetensors.name_map import NameMap
-from jzero.checkpoint.safetensors.pieces import Piece, pieces
-from jzero.checkpoint.steps import choose
+from jzero.checkpoint.steps import choose_step
 from jzero.checkpoint.store import Reader
-from jzero.checkpoint.verify import complete_before
+from jzero.checkpoint.verify import offering_the_step_before
 from jzero.errors import JzeroError
 from jzero.partition import is_float
 
-PART = "params/"
 SHARD_BYTES = 5 * 10**9
 
 
@@ -86,27 +85,25 @@ def export_safetensors(
         raise JzeroError(f"{out}: is there already; give a new folder")
     if not out.absolute().parent.is_dir():
         raise JzeroError(f"{out}: there is no folder {out.parent}")
-    folder = choose(directory, step)
-    try:
+    folder = choose_step(directory, step)
+    with offering_the_step_before(folder):
         return _export(folder, out, dtype, max_shard_bytes, name_map)
-    except DamagedCheckpoint as error:
-        raise error.offering(complete_before(folder)) from error
 
 
 def _export(
     folder: Path, out: Path, dtype: str | None, most: int, name_map: NameMap | None
 ) -> Exported:
     found = manifest.read(folder)
-    leaves = {n.removeprefix(PART): x for n, x in found.leaves.items() if n.startswith(PART)}
-    wanted = pieces(name_map, {name: leaf.shape for name, leaf in leaves.items()})
+    leaves = parameters(found.leaves)
+    wanted = counterparts(name_map, {name: leaf.shape for name, leaf in leaves.items()})
     kinds = {
         name: dtype if dtype is not None and is_float(leaf.dtype) else leaf.dtype
         for name, leaf in leaves.items()
     }
     specs = {
-        name: Spec(piece.their_shape, kinds[piece.leaf])
-        for piece in wanted
-        for name in piece.theirs
+        name: Spec(tensor.their_shape, kinds[tensor.leaf])
+        for tensor in wanted
+        for name in tensor.names
     }
     if not specs:
         raise JzeroError(f"{folder}: has no parameters to export")
@@ -115,16 +112,16 @@ def _export(
     try:
         places = create_files(beside, specs, most)
         reader = Reader(folder, found)
-        for name, own in groupby(wanted, key=lambda piece: piece.leaf):
-            _write(reader, list(own), kinds[name], places)
+        for leaf, own in groupby(wanted, key=lambda tensor: tensor.leaf):
+            _write(reader, list(own), kinds[leaf], places)
         for path in beside.iterdir():
-            _sync(path)
-        sync_folder(beside)
+            sync(path)
+        sync(beside)
         os.rename(beside, out)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    sync_folder(out.absolute().parent)
+    sync(out.absolute().parent)
     files = sorted({place.file.name for place in places.values()})
     return Exported(
         out,
@@ -136,28 +133,25 @@ def _export(
     )
 
 
-def _write(reader: Reader, own: list[Piece], dtype: str, places: Mapping[str, Tensor]) -> None:
-    """Writes a leaf's pieces, reading together the entries of a stack that share a chunk."""
-    name = PART + own[0].leaf
+def _write(
+    reader: Reader, own: list[Counterpart], dtype: str, places: Mapping[str, Tensor]
+) -> None:
+    """Writes the tensors of a leaf, reading together the entries of a stack that share a chunk."""
+    name = PARAMS + own[0].leaf
     entry = reader.manifest.leaves[name]
 
-    def put(piece: Piece, values: np.ndarray) -> None:
-        theirs = piece.to_theirs(cast(piece.leaf, values, dtype))
-        for their_name in piece.theirs:
+    def put(tensor: Counterpart, values: np.ndarray) -> None:
+        theirs = tensor.to_theirs(cast(tensor.leaf, values, dtype))
+        for their_name in tensor.names:
             places[their_name].write(theirs)
 
     if not own[0].index:
         put(own[0], reader.region(name))
         return
     rest = [slice(0, size) for size in entry.shape[1:]]
-    for _, block in groupby(own, key=lambda piece: piece.index[0] // entry.chunk[0]):
+    for _, block in groupby(own, key=lambda tensor: tensor.index[0] // entry.chunk[0]):
         block = list(block)
         first, last = block[0].index[0], block[-1].index[0]
         values = reader.region(name, (slice(first, last + 1), *rest))
-        for piece in block:
-            put(piece, np.asarray(values[(piece.index[0] - first, *piece.index[1:])]))
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        for tensor in block:
+            put(tensor, np.asarray(values[(tensor.index[0] - first, *tensor.index[1:])]))

@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jzero.checkpoint.sizes import is_size
 from jzero.errors import JzeroError
 
 DTYPES = {
@@ -208,16 +209,12 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> Tensor:
         raise ValueError(f"{name} has no dtype, shape and data_offsets") from None
     if not isinstance(code, str) or code not in DTYPES:
         raise ValueError(f"{name} is {code!r}; readable are {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or not all(map(_is_size, [*shape, begin, end])):
+    if not isinstance(shape, list) or not all(map(is_size, [*shape, begin, end])):
         raise ValueError(f"{name}: shape and data_offsets are not whole numbers")
     spec = Spec(tuple(shape), DTYPES[code])
     if end - begin != spec.nbytes:
         raise ValueError(f"{name} has {end - begin:,} bytes, but {code} {shape} is {spec.nbytes:,}")
     return Tensor(path, name, spec, start + begin)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

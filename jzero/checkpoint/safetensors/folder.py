@@ -45,9 +45,10 @@ def create_files(folder: Path, specs: Mapping[str, Spec], most: int) -> dict[str
 def split(specs: Mapping[str, Spec], most: int) -> list[list[str]]:
     """Names by file: a layer's tensors together, the layers in their order.
 
-    >>> one = Spec((10,), "float32")
-    >>> split({"layers.10.w": one, "layers.9.w": one, "head": one}, most=80)
-    [['head', 'layers.9.w'], ['layers.10.w']]
+    Example:
+      >>> one = Spec((10,), "float32")
+      >>> split({"layers.10.w": one, "layers.9.w": one, "head": one}, most=80)
+      [['head', 'layers.9.w'], ['layers.10.w']]
     """
     shards: list[list[str]] = [[]]
     room = most

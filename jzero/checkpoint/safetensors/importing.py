@@ -1,7 +1,7 @@
 """From safetensors files to a checkpoint."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,16 +9,15 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jzero.checkpoint.entries import entries
+from jzero.checkpoint.cast import cast, castable
+from jzero.checkpoint.counterparts import Counterpart, counterparts, left_out, some
+from jzero.checkpoint.entries import PARAMS, entries, parameters
 from jzero.checkpoint.folders import published
+from jzero.checkpoint.host_leaves import HostLeaf, write_leaves
 from jzero.checkpoint.manifest import Facts
-from jzero.checkpoint.safetensors.cast import cast, castable
-from jzero.checkpoint.safetensors.export import PART
+from jzero.checkpoint.name_map import NameMap
 from jzero.checkpoint.safetensors.file import Tensor
 from jzero.checkpoint.safetensors.folder import find
-from jzero.checkpoint.safetensors.name_map import NameMap
-from jzero.checkpoint.safetensors.pieces import Piece, left_out, pieces, some
-from jzero.checkpoint.save import write_leaves
 from jzero.errors import JzeroError
 from jzero.setup import Setup
 
@@ -76,58 +75,55 @@ def import_safetensors(
         raise JzeroError(f"{directory}: has checkpoints (step {there[-1]}); give a new folder")
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     found = find(map(Path, given))
-    leaves = {
-        name.removeprefix(PART): entry
-        for name, entry in entries(setup, setup.abstract_state()).items()
-        if name.startswith(PART)
-    }
+    leaves = parameters(entries(setup, setup.abstract_state()))
     shapes = {name: entry.shape for name, entry in leaves.items()}
-    wanted = pieces(name_map, shapes)
     skipped = left_out(name_map, shapes, found)
     sources_of = _match(
-        wanted,
+        counterparts(name_map, shapes),
         {name: tensor for name, tensor in found.items() if name not in skipped},
         {name: entry.dtype for name, entry in leaves.items()},
     )
     casts = Counter(
-        (tensor.spec.dtype, leaves[piece.leaf].dtype)
-        for piece, tensor in sources_of
-        if tensor.spec.dtype != leaves[piece.leaf].dtype
+        (tensor.spec.dtype, leaves[leaf].dtype)
+        for leaf, own in sources_of.items()
+        for _, tensor in own
+        if tensor.spec.dtype != leaves[leaf].dtype
     )
 
-    def all_leaves() -> Iterator[tuple[str, tuple[int, ...], str, Callable[[], np.ndarray]]]:
-        for name, entry in leaves.items():
-            own = [(piece, tensor) for piece, tensor in sources_of if piece.leaf == name]
-            if own:
-                make = partial(_assemble, own, entry.shape, entry.dtype)
-                yield PART + name, entry.shape, entry.dtype, make
+    def all_leaves() -> Iterator[HostLeaf]:
+        for leaf, own in sources_of.items():
+            entry = leaves[leaf]
+            make = partial(_assemble, own, entry.shape, entry.dtype)
+            yield PARAMS + leaf, entry.shape, entry.dtype, make
 
     facts = Facts(source=f"imported from {', '.join(map(str, given))}")
     folder = write_leaves(directory, STEP, all_leaves(), facts)
-    return Imported(folder, len({p.leaf for p, _ in sources_of}), tuple(sorted(skipped)), casts)
+    return Imported(folder, len(sources_of), tuple(sorted(skipped)), casts)
 
 
-def _assemble(own: list[tuple[Piece, Tensor]], shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """A leaf from its pieces."""
+def _assemble(
+    own: list[tuple[Counterpart, Tensor]], shape: tuple[int, ...], dtype: str
+) -> np.ndarray:
+    """A leaf from its tensors."""
     values = np.empty(shape, jnp.dtype(dtype))
-    for piece, tensor in own:
-        values[piece.index] = cast(tensor.name, piece.to_ours(tensor.read()), dtype)
+    for theirs, tensor in own:
+        values[theirs.index] = cast(tensor.name, theirs.to_ours(tensor.read()), dtype)
     return values
 
 
 def _match(
-    wanted: list[Piece], found: Mapping[str, Tensor], dtypes: Mapping[str, str]
-) -> list[tuple[Piece, Tensor]]:
-    """Each piece with the tensor that it is made from.
+    wanted: list[Counterpart], found: Mapping[str, Tensor], dtypes: Mapping[str, str]
+) -> dict[str, list[tuple[Counterpart, Tensor]]]:
+    """Leaf -> the tensors that it is made from.
 
     Raises:
       JzeroError: tensors that are missing, unexpected, of another shape or kind; tied ones that
         are not equal.
     """
-    known = {name for piece in wanted for name in piece.theirs}
+    known = {name for theirs in wanted for name in theirs.names}
     # Of names that are tied, one is enough: what is tied is often written once.
-    there = [[found[name] for name in piece.theirs if name in found] for piece in wanted]
-    missing = [p.theirs[0] for p, tensors in zip(wanted, there, strict=True) if not tensors]
+    there = [(theirs, [found[name] for name in theirs.names if name in found]) for theirs in wanted]
+    missing = [theirs.names[0] for theirs, tensors in there if not tensors]
     extra = [name for name in found if name not in known]
     problems = []
     if missing:
@@ -138,26 +134,26 @@ def _match(
             f"name map a rule with null as `ours`"
         )
     differ = []
-    for piece, tensors in zip(wanted, there, strict=True):
+    for theirs, tensors in there:
+        leaf, shape = theirs.leaf, theirs.their_shape
         for tensor in tensors:
-            if tensor.spec.shape != piece.their_shape:
+            if tensor.spec.shape != shape:
                 differ.append(
-                    f"{tensor.name} is {list(tensor.spec.shape)} for {list(piece.their_shape)} of "
-                    f"{piece.leaf}"
+                    f"{tensor.name} is {list(tensor.spec.shape)} for {list(shape)} of {leaf}"
                 )
-            if not castable(tensor.spec.dtype, dtypes[piece.leaf]):
-                differ.append(
-                    f"{tensor.name} is {tensor.spec.dtype} for {dtypes[piece.leaf]} of {piece.leaf}"
-                )
+            if not castable(tensor.spec.dtype, dtypes[leaf]):
+                differ.append(f"{tensor.name} is {tensor.spec.dtype} for {dtypes[leaf]} of {leaf}")
     if differ:
         problems.append(f"what they are differs: {some(differ)}")
     if problems:
         raise JzeroError("; ".join(problems))
-    for piece, (first, *tied) in zip(wanted, there, strict=True):
+    sources: dict[str, list[tuple[Counterpart, Tensor]]] = {}
+    for theirs, (first, *tied) in there:
         for other in tied:
             if not first.same(other):
                 raise JzeroError(
-                    f"{other.name} differs from {first.name}, but {piece.leaf} is both: the "
+                    f"{other.name} differs from {first.name}, but {theirs.leaf} is both: the "
                     f"model's are tied, the files' are not"
                 )
-    return [(piece, tensors[0]) for piece, tensors in zip(wanted, there, strict=True)]
+        sources.setdefault(theirs.leaf, []).append((theirs, first))
+    return sources

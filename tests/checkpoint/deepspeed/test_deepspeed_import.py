@@ -7,7 +7,6 @@ import pytest
 from deepspeed_net import TRAINED, as_theirs, loss_fn, name_map, set_up
 
 from jzero.checkpoint import Reader, manifest
-from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.checkpoint.deepspeed import import_deepspeed
 from jzero.paths import flatten
 
@@ -83,7 +82,7 @@ def test_training_goes_on_as_deepspeed_went_on(saves, tmp_path, case, devices):
     want = np.load(saves / case / "expected.npz")
     zero = set_up(devices, stage=int(case[5]), **like(case))
     import_deepspeed(saves / case / "step4", tmp_path, zero.setup, name_map=name_map)
-    restored = Checkpointer(zero, tmp_path).restore()
+    restored = zero.checkpointer(tmp_path).restore()
     assert restored is not None
     state, step, losses = restored.state, zero.train_step(loss_fn), []
     for tokens in want["tokens"][BEFORE:][: AFTER - want["skipped"]]:  # a skipped one is the last

@@ -18,8 +18,8 @@ GIVEN_UP = "process 0 gave this step up, and says why"
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one process has written.
+class Written:
+    """What one process has written of a step.
 
     Attributes:
       files: path within the step folder -> file.
@@ -32,28 +32,28 @@ class Part:
     error: str = ""
 
 
-def hand_in(draft: Path, process: int, part: Part) -> None:
+def hand_in(draft: Path, process: int, written: Written) -> None:
     """Tells process 0, in the step's unfinished folder, what another has written."""
     place = _place(draft, process)
-    write_text(place.with_suffix(".new"), json.dumps(asdict(part)).encode())
+    write_text(place.with_suffix(".new"), json.dumps(asdict(written)).encode())
     os.rename(place.with_suffix(".new"), place)
 
 
-def collect(draft: Path, count: int, timeout: float) -> list[Part]:
-    """In process 0: waits for the parts of the others, and takes their files away.
+def collect(draft: Path, count: int, timeout: float) -> list[Written]:
+    """In process 0: waits until the others have handed in, and takes away what they left for it.
 
     Raises:
-      RunFailed: a process that failed, or whose part is not there in `timeout` seconds.
+      RunFailed: a process that failed, or that has not handed in within `timeout` seconds.
     """
     places = {process: _place(draft, process) for process in range(1, count)}
-    found: dict[int, Part] = {}
+    found: dict[int, Written] = {}
 
     def all_found() -> bool:
         for process, place in places.items():
             if process not in found and place.exists():
-                found[process] = part = _read(place)
-                if part.error:
-                    raise RunFailed(f"process {process}: {part.error}")
+                found[process] = written = _read(place)
+                if written.error:
+                    raise RunFailed(f"process {process}: {written.error}")
         return len(found) == len(places)
 
     if not _wait(all_found, timeout):
@@ -111,7 +111,7 @@ def _word(draft: Path) -> Path:
     return draft.with_name(draft.name.replace(".unfinished-", ".failed-"))
 
 
-def _read(place: Path) -> Part:
+def _read(place: Path) -> Written:
     data = json.loads(place.read_bytes())
     files = {path: FileEntry(**file) for path, file in data["files"].items()}
-    return Part(files, data["data"], data["error"])
+    return Written(files, data["data"], data["error"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jzero import factory
+from jzero.checkpoint.sizes import is_size
 from jzero.errors import JzeroError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -33,7 +34,7 @@ class Rule:
       theirs: names of tensors: the first, and those tied to it, which hold the same values; none
         for leaves that are to be left out of an export.
       transpose: the order of the dimensions in a tensor: True for the last two swapped.
-      reshape: the shape that a leaf, or its piece, is given before it is transposed.
+      reshape: the shape that a leaf, or an entry of a stack, is given before it is transposed.
     """
 
     ours: str | None
@@ -115,9 +116,6 @@ def _rule(number: int, entry: Any) -> Rule:
 
 
 def _numbers(value: Any, what: str) -> tuple[int, ...]:
-    whole = isinstance(value, Sequence) and not isinstance(value, str)
-    if not whole or not all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
-    ):
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(map(is_size, value)):
         raise JzeroError(f"{what}, as in [0, 2, 1]; found {value!r}")
     return tuple(value)

@@ -1,4 +1,4 @@
-"""The pieces of a model's leaves that are tensors to somebody else."""
+"""What a model's leaves are to somebody else: tensors of other names and shapes."""
 
 import math
 import re
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jzero.checkpoint.safetensors.name_map import PLACE, NameMap, Rule, Shapes, rules
+from jzero.checkpoint.name_map import PLACE, NameMap, Rule, Shapes, rules
 from jzero.errors import JzeroError
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A leaf, or one entry of its leading dimensions, that is a tensor of theirs.
+class Counterpart:
+    """A tensor of theirs that is a leaf, or one entry of a leaf's leading dimensions.
 
     Attributes:
       leaf: the leaf's name.
       index: the entry; empty for the leaf as a whole.
-      theirs: the tensor's names; the first, and those tied to it.
-      shape: the piece's own shape.
+      names: the tensor's; the first, and those tied to it.
+      shape: of the leaf or the entry.
       reshaped: its shape before the transposition.
       order: the transposition.
     """
 
     leaf: str
     index: tuple[int, ...]
-    theirs: tuple[str, ...]
+    names: tuple[str, ...]
     shape: tuple[int, ...]
     reshaped: tuple[int, ...]
     order: tuple[int, ...]
@@ -36,23 +36,23 @@ class Piece:
         return tuple(self.reshaped[d] for d in self.order)
 
     def to_theirs(self, values: np.ndarray) -> np.ndarray:
-        """Values of the piece's shape, in the tensor's."""
+        """Values of our shape, in the tensor's."""
         return values.reshape(self.reshaped).transpose(self.order)
 
     def to_ours(self, values: np.ndarray) -> np.ndarray:
-        """Values of the tensor's shape, in the piece's."""
+        """Values of the tensor's shape, in ours."""
         return values.transpose(np.argsort(self.order)).reshape(self.shape)
 
 
-def pieces(name_map: NameMap | None, leaves: Shapes) -> list[Piece]:
-    """What each leaf is called by others.
+def counterparts(name_map: NameMap | None, leaves: Shapes) -> list[Counterpart]:
+    """The tensors that a model's leaves are to somebody else.
 
     Arguments:
       name_map: rules, or a function that gives them; None for jzero's own names and shapes.
       leaves: the model's parameters: name -> shape.
 
     Returns:
-      The pieces, leaf by leaf in the leaves' order; leaves that a rule leaves out have none.
+      Leaf by leaf, in the leaves' order; leaves that a rule leaves out have none.
 
     Raises:
       JzeroError: a rule for a leaf that is not there, a leaf without a rule, a name given twice, a
@@ -60,7 +60,7 @@ def pieces(name_map: NameMap | None, leaves: Shapes) -> list[Piece]:
     """
     if name_map is None:
         return [
-            Piece(leaf, (), (leaf,), shape, shape, tuple(range(len(shape))))
+            Counterpart(leaf, (), (leaf,), shape, shape, tuple(range(len(shape))))
             for leaf, shape in leaves.items()
         ]
     chosen: dict[str, tuple[Rule, dict[str, str]]] = {}
@@ -82,19 +82,19 @@ def pieces(name_map: NameMap | None, leaves: Shapes) -> list[Piece]:
             f"name map: no rule for {some(without)}; to leave a leaf out give it null as `theirs`"
         )
     found = [
-        piece
+        tensor
         for leaf, shape in leaves.items()
         if chosen[leaf][0].theirs
-        for piece in _pieces(chosen[leaf][0], leaf, chosen[leaf][1], shape)
+        for tensor in _of_leaf(chosen[leaf][0], leaf, chosen[leaf][1], shape)
     ]
     of: dict[str, str] = {}
-    for piece in found:
-        for name in piece.theirs:
+    for tensor in found:
+        for name in tensor.names:
             if name in of:
                 raise JzeroError(
-                    f"name map: {name!r} is given twice, for {of[name]!r} and {piece.leaf!r}"
+                    f"name map: {name!r} is given twice, for {of[name]!r} and {tensor.leaf!r}"
                 )
-            of[name] = piece.leaf
+            of[name] = tensor.leaf
     return found
 
 
@@ -119,9 +119,9 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def _pieces(
+def _of_leaf(
     rule: Rule, leaf: str, numbers: Mapping[str, str], shape: tuple[int, ...]
-) -> Iterator[Piece]:
+) -> Iterator[Counterpart]:
     words = list(dict.fromkeys(w for w in PLACE.findall(rule.theirs[0]) if w not in numbers))
     if len(words) > len(shape):
         raise JzeroError(
@@ -130,17 +130,17 @@ def _pieces(
         )
     for index in np.ndindex(*shape[: len(words)]):
         at = {**numbers, **{word: str(i) for word, i in zip(words, index, strict=True)}}
-        yield _piece(rule, leaf, at, shape[len(words) :], index)
+        yield _counterpart(rule, leaf, at, shape[len(words) :], index)
 
 
-def _piece(
+def _counterpart(
     rule: Rule,
     leaf: str,
     numbers: Mapping[str, str],
     shape: tuple[int, ...],
     index: tuple[int, ...],
-) -> Piece:
-    theirs = tuple(PLACE.sub(lambda m: numbers[m[1]], name) for name in rule.theirs)
+) -> Counterpart:
+    names = tuple(PLACE.sub(lambda m: numbers[m[1]], name) for name in rule.theirs)
     reshaped = shape if rule.reshape is None else rule.reshape
     if math.prod(reshaped) != math.prod(shape):
         raise JzeroError(f"name map: {leaf}: {list(shape)} cannot be reshaped to {list(reshaped)}")
@@ -156,7 +156,7 @@ def _piece(
                 f"dimensions of {list(reshaped)}"
             )
         order = rule.transpose
-    return Piece(leaf, index, theirs, shape, reshaped, order)
+    return Counterpart(leaf, index, names, shape, reshaped, order)
 
 
 def some(names: Iterable[str]) -> str:
