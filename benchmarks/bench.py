@@ -109,7 +109,7 @@ def bench(args: argparse.Namespace) -> figures.Figures:
 
     zero, step, first = ours.contender(job)
     weights = jax.tree.map(np.asarray, zero.params(first.state))
-    options = xla_options.compiler_options(zero.mesh.platform, zero.setup.prefetched_bytes)
+    options = xla_options.compiler_options(zero.mesh.platform, zero.setup.prefetched)
     contenders = [
         first,
         handwritten.contender(job, weights, options),

@@ -135,9 +135,13 @@ class Setup:
         )
 
     @property
-    def prefetched_bytes(self) -> int:
-        """Of the largest layer of a scan, as it is gathered; 0 where none is prefetched."""
-        return xla_options.layer_bytes(self.layout) if self.config.prefetch_elements else 0
+    def prefetched(self) -> xla_options.Layers:
+        """The layers that are gathered ahead of their use."""
+        if not self.config.prefetch_elements:
+            return xla_options.Layers()
+        scanned = xla_options.layer_bytes(self.layout)
+        gathered = STAGES[self.config.stage].parameters
+        return xla_options.Layers(scanned, unrolled=gathered and not scanned)
 
     def abstract_state(self) -> State:
         """The state as `jax.ShapeDtypeStruct`s with shardings."""

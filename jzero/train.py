@@ -110,9 +110,7 @@ class TrainStep:
             step.__call__,
             donate_argnums=0,
             out_shardings=(state_shardings, whole, whole),
-            compiler_options=xla_options.compiler_options(
-                setup.mesh.platform, setup.prefetched_bytes
-            )
+            compiler_options=xla_options.compiler_options(setup.mesh.platform, setup.prefetched)
             or None,
         )
         self._setup = setup

@@ -130,7 +130,10 @@ def _gather_into(layout: Layout, leaf: Leaf, master, old):
     size, dim, dtype = leaf.array.shape[leaf.dim], leaf.dim, layout.compute_dtype(leaf)
 
     def whole(shard, axis):
-        x = lax.all_gather(shard.astype(dtype), mesh.manual_shard_axes, axis=axis, tiled=True)
+        x = lax.all_gather(shard.astype(dtype), mesh.manual_shard_axes, tiled=True)
+        # Moved afterwards: gathered on a minor dimension, XLA lays whole stacks out transposed.
+        x = jnp.moveaxis(x.reshape(-1, *shard.shape), 0, axis)
+        x = x.reshape(*shard.shape[:axis], -1, *shard.shape[axis + 1 :])
         return lax.slice_in_dim(x, 0, size, axis=axis) if leaf.is_padded else x
 
     def local(shard, buffer):

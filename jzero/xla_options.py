@@ -29,6 +29,20 @@ _COMBINE = 31_457_287
 
 
 @dataclass(frozen=True)
+class Layers:
+    """A step's layers, as far as presets differ.
+
+    Attributes:
+      scanned: bytes of the largest layer of a scan as it is gathered, 0 where there is no scan to
+        prefetch in; see `layer_bytes`.
+      unrolled: whether unrolled layers are gathered ahead of their use.
+    """
+
+    scanned: int = 0
+    unrolled: bool = False
+
+
+@dataclass(frozen=True)
 class Options:
     """A preset, split by how the running JAX takes it.
 
@@ -46,22 +60,24 @@ class Options:
         return f'XLA_FLAGS="{" ".join(as_flags(self.per_process))}"' if self.per_process else ""
 
 
-def preset(platform: str, layer_bytes: int) -> dict[str, Value]:
+def preset(platform: str, layers: Layers) -> dict[str, Value]:
     """The options for a platform, whichever way they are given.
 
     On a GPU, for a layer scan: collectives are prefetched across its iterations, and those of one
     layer are combined into one. So a layer's gather runs while the layer before it computes, and
-    one more layer is held in memory. Unrolled layers are left as they are: combining across them
-    costs memory and overlap. So are XLA:TPU and XLA:CPU.
+    one more layer is held in memory. Unrolled layers are not combined, which costs them memory and
+    overlap; XLA has a second estimate of how long their collectives take, which hides more of them.
+    XLA:TPU and XLA:CPU are left as they are.
 
     Arguments:
       platform: "gpu" ("cuda"), "tpu" or "cpu".
-      layer_bytes: of the largest layer of a scan as it is gathered, 0 where there is no scan; see
-        `layer_bytes`.
+      layers: of the step.
     """
-    if platform not in ("gpu", "cuda") or not layer_bytes:
+    if platform not in ("gpu", "cuda"):
         return {}
-    combine = str(max(_COMBINE, math.ceil(layer_bytes * 1.05)))
+    if not layers.scanned:
+        return {"xla_gpu_enable_analytical_latency_estimator": True} if layers.unrolled else {}
+    combine = str(max(_COMBINE, math.ceil(layers.scanned * 1.05)))
     wanted: dict[str, Value] = {
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_enable_pipelined_all_gather": True,
@@ -75,20 +91,20 @@ def preset(platform: str, layer_bytes: int) -> dict[str, Value]:
     return wanted
 
 
-def options(platform: str, layer_bytes: int) -> Options:
+def options(platform: str, layers: Layers) -> Options:
     """The preset without what the user's XLA_FLAGS already decide, split by how JAX takes it."""
     given = named(in_effect())
-    wanted = {k: v for k, v in preset(platform, layer_bytes).items() if k not in given}
+    wanted = {k: v for k, v in preset(platform, layers).items() if k not in given}
     taken = {name: value for name, value in wanted.items() if is_taken(name)}
     return Options(taken, {k: v for k, v in wanted.items() if k not in taken})
 
 
-def compiler_options(platform: str, layer_bytes: int) -> dict[str, Value]:
+def compiler_options(platform: str, layers: Layers) -> dict[str, Value]:
     """The options for `jax.jit(..., compiler_options=...)`; {} where there are none.
 
     Those that the running JAX takes in XLA_FLAGS alone are named in a log message, with the line.
     """
-    found = options(platform, layer_bytes)
+    found = options(platform, layers)
     if found.line:
         log.info(
             "this JAX (%s) takes some options that hide traffic in the environment alone, set "
@@ -149,7 +165,7 @@ def is_taken(name: str) -> bool:
         device: Any = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         device = jax.local_devices()[0]
-    value = preset("gpu", 1)[name]
+    value = (preset("gpu", Layers(scanned=1)) | preset("gpu", Layers(unrolled=True)))[name]
     with jax.set_mesh(Mesh(np.array([device]), ("alone",))):  # whichever mesh the user has set
         empty = jax.jit(lambda: jnp.zeros(())).lower()
     try:

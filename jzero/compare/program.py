@@ -57,10 +57,10 @@ def measure(request: Request) -> dict[str, Any]:
     lowered = _lower(zero, workload)
     traced = time.perf_counter() - began
     layout = zero.setup.layout
-    layer = zero.setup.prefetched_bytes
-    if request.flags and not xla_options.preset(target.kind, layer):
+    layers = zero.setup.prefetched
+    if request.flags and not layers.scanned:
         return {}
-    options = xla_options.options(target.kind, layer)
+    options = xla_options.options(target.kind, layers)
     began = time.perf_counter()
     try:
         compiled, buffers = compile_with_buffers(lowered, options.per_program)

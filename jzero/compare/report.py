@@ -9,6 +9,7 @@ from rich.text import Text
 from jzero.compare.here import is_here
 from jzero.compare.row import Result, Row
 from jzero.compare.running import WARM_UP
+from jzero.console import say
 from jzero.plan.rows import Unit, percent, size, unit_for
 
 _WIDE = 112
@@ -29,9 +30,9 @@ def show(found: Result, console: Console) -> None:
     console.print(_stages(found, wide=console.width >= _WIDE))
     for row in found.rows:
         if row.error is not None:
-            _say(console, f"Stage {row.stage}: {row.error}.")
+            say(console, f"Stage {row.stage}: {row.error}.")
         if row.mem_fraction is not None and row.fits:
-            _say(
+            say(
                 console,
                 f"Stage {row.stage} needs more than the 75 % of the memory that JAX takes unless "
                 f"told: set XLA_CLIENT_MEM_FRACTION={row.mem_fraction:.2f}.",
@@ -43,16 +44,16 @@ def show(found: Result, console: Console) -> None:
         console.print(_collectives(found.rows))
     for row in found.rows:
         for note in row.notes or ():
-            _say(console, f"Stage {row.stage}: {note}.")
+            say(console, f"Stage {row.stage}: {note}.")
     if found.xla_flags:
-        _say(console, f"XLA options: {' '.join(found.xla_flags)}")
+        say(console, f"XLA options: {' '.join(found.xla_flags)}")
     if found.environment:
         alone = f"JAX {found.jax} takes some of them in the environment alone."
         if is_here(found.target):
             alone += " These steps ran without; set this before compare, and before your run"
         else:
             alone += " Your run needs this before it starts"
-        _say(console, f"{alone}: {found.environment}")
+        say(console, f"{alone}: {found.environment}")
 
 
 def _stages(found: Result, wide: bool) -> Table:
@@ -129,8 +130,8 @@ def _show_measured(rows: Sequence[Row], console: Console) -> None:
             str(row.timed_steps),
         )
     console.print(table)
-    say = f"a step: the median, after {WARM_UP} to warm up, each waited for, on made-up data."
-    _say(console, say if told else f"{say} These devices do not tell their peak memory.")
+    told_of = f"a step: the median, after {WARM_UP} to warm up, each waited for, on made-up data."
+    say(console, told_of if told else f"{told_of} These devices do not tell their peak memory.")
 
 
 def _off(row: Row) -> str:
@@ -173,7 +174,3 @@ def _collectives(rows: Iterable[Row]) -> Table:
 
 def _amount(count: int | None, unit: Unit) -> str:
     return "" if count is None else unit.decimal(count)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=True)

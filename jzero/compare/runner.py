@@ -88,7 +88,7 @@ def compare(
 def _options(kind: str) -> xla_options.Options:
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         jax.config.update("jax_platforms", "cpu")  # asked of XLA:CPU: no other plugin is loaded
-    return xla_options.options(kind, 1)
+    return xla_options.options(kind, xla_options.Layers(scanned=1))
 
 
 def _environment(target: targets.Target | None, flags: Sequence[str]) -> dict[str, str]:

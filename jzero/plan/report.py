@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jzero.console import say
 from jzero.plan.advice import seconds
 from jzero.plan.deepspeed import Estimate
 from jzero.plan.plan import OnTarget, Plan
@@ -26,15 +27,15 @@ def show(plan: Plan, console: Console, stages: Sequence[int]) -> None:
     if plan.on is None:
         return
     console.print(_on_target(plan.on, rows))
-    _say(console, f"Layer and activations: {plan.on.demand.source}.")
+    say(console, f"Layer and activations: {plan.on.demand.source}.")
     for line in _settings(plan.on, stages):
-        _say(console, line)
+        say(console, line)
     advice = plan.on.advice
     found = "No stage is recommended" if advice.stage is None else "Recommended"
     console.print(Text(f"{found}: {advice.reason}.", "bold"), soft_wrap=True)
     for stage in stages:
         if stage != advice.stage and stage in advice.verdicts:
-            _say(console, f"Stage {stage}: {advice.verdicts[stage]}.")
+            say(console, f"Stage {stage}: {advice.verdicts[stage]}.")
 
 
 def show_estimates(
@@ -57,7 +58,7 @@ def show_estimates(
     for stage, n in autotuner:
         table.add_row(str(stage), "the autotuner's", "", unit.decimal(n), unit.binary(n), "", "")
     console.print(table)
-    _say(console, "They have none for stages 0 and 1, and count 18 bytes a parameter, not 16.")
+    say(console, "They have none for stages 0 and 1, and count 18 bytes a parameter, not 16.")
 
 
 def _state(plan: Plan, rows: Sequence[Row], unit: Unit) -> Table:
@@ -143,7 +144,3 @@ def _settings(on: OnTarget, stages: Sequence[int]) -> list[str]:
 
 def _table(title: str) -> Table:
     return Table(title=Text(title), title_justify="left", caption_justify="left")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=True)
