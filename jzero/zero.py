@@ -279,7 +279,8 @@ class Zero:
           folder: where the step folders go, on a file system that all processes see.
           every: steps between saves.
           keep_last: how many of the last steps stay; None for all.
-          keep_every: multiples of it stay for good; itself a multiple of `every`.
+          keep_every: each multiple of it stays for good, or the first step saved after it; itself a
+            multiple of `every`.
           trainable_only: leave out the parameters that are not trained.
           timeout: seconds that a save waits for the other processes.
 
@@ -287,7 +288,7 @@ class Zero:
           A `Checkpointer`, for a `with` block around the training loop: see docs/checkpoints.md.
 
         Raises:
-          JzeroError: an interval or a number that is not positive.
+          JzeroError: an interval or a number that is not whole and positive.
         """
         return Checkpointer(
             self,

@@ -7,6 +7,7 @@ from typing import Any
 
 from data import Corpus
 
+from jzero.checkpoint import DamagedCheckpoint
 from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.checkpoint.restore import Restored
 from jzero.config import Config
@@ -46,13 +47,18 @@ def resume(
     Raises:
         JzeroError: a damaged checkpoint, one of another run, or no such step.
     """
-    saved = checkpoints.manifest(None if step == LAST else step)
+    try:
+        saved = checkpoints.manifest(None if step == LAST else step)
+    except DamagedCheckpoint as error:
+        if error.before is None:
+            raise
+        raise JzeroError(f"{error}; --resume {error.before} does both") from None
     if saved is None:
         say(f"No checkpoint in {checkpoints.folder}: starting afresh")
         return None
     where = f"the checkpoint of step {saved.step} in {checkpoints.folder}"
     position = saved.facts.data[0]
-    if not isinstance(position, dict) or "run" not in position:
+    if not isinstance(position, dict) or not isinstance(position.get("run"), dict):
         raise JzeroError(f"{where} is not one that this script has saved")
     for key, value in run.items():
         found = position["run"].get(key)

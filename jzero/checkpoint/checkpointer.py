@@ -10,11 +10,13 @@ from typing import Any
 import jax
 
 from jzero.checkpoint import folders, retention
+from jzero.checkpoint.agree import all_or_none
 from jzero.checkpoint.due import Due
 from jzero.checkpoint.entries import PARTS, entries
-from jzero.checkpoint.facts import facts_of
+from jzero.checkpoint.facts import as_json, facts_of
 from jzero.checkpoint.find import find, look
 from jzero.checkpoint.manifest import Manifest
+from jzero.checkpoint.number import whole_number
 from jzero.checkpoint.restore import Restored, restore
 from jzero.checkpoint.snapshot import snapshot
 from jzero.checkpoint.stop import Stop
@@ -22,7 +24,7 @@ from jzero.checkpoint.writer import Writer
 from jzero.errors import JzeroError
 from jzero.setup import Holder
 from jzero.state import State
-from jzero.train import check_usable
+from jzero.train import check_state, check_usable
 
 log = logging.getLogger("jzero")
 
@@ -56,7 +58,7 @@ class Checkpointer:
         then, and the loop should end.
 
     Raises:
-      JzeroError: an interval or a number that is not positive.
+      JzeroError: an interval or a number that is not whole and positive.
     """
 
     def __init__(
@@ -70,9 +72,11 @@ class Checkpointer:
         trainable_only: bool,
         timeout: float,
     ):
-        for name, value in (("every", every), ("keep_last", keep_last), ("keep_every", keep_every)):
-            if value is not None and value < 1:
-                raise JzeroError(f"{name}={value}: give a number of at least 1")
+        every = whole_number("every", every, least=1)
+        if keep_last is not None:
+            keep_last = whole_number("keep_last", keep_last, least=1)
+        if keep_every is not None:
+            keep_every = whole_number("keep_every", keep_every, least=1)
         if keep_every is not None and keep_every % every:
             raise JzeroError(
                 f"keep_every={keep_every} is not a multiple of every={every}: most of those steps "
@@ -90,7 +94,7 @@ class Checkpointer:
         self._offer: _Offer | None = None
         self._writer: Writer | None = None
         self._stop: Stop | None = None
-        self._closed = False
+        self._entered = self._closed = False
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -154,10 +158,14 @@ class Checkpointer:
         found = restore(folder, self._zero.setup, parts=parts, base=base, strict=strict)
         self._restored = int(found.state.step)
         self._due, self._offer = Due(self._every), None
+        if self._writer is not None:
+            self._writer.step = None  # that step may come again, on other data
         return found
 
     def set_aside(self, after: int) -> Path | None:
         """Moves the steps after one away, so that a run may go on from there.
+
+        They are away when it returns, in every process.
 
         Returns:
           The folder `after_<step>` that they are in now; None where there are none, and in all
@@ -165,9 +173,17 @@ class Checkpointer:
 
         Raises:
           JzeroError: another run writes in the folder.
+          RunFailed: the save before failed; the folder is another run's now.
         """
-        self._open().wait()
-        return retention.set_aside(self.folder, after) if jax.process_index() == 0 else None
+        after = whole_number("after", after)
+        writer = self._open()
+
+        def move() -> Path | None:
+            writer.ready()
+            first = jax.process_index() == 0
+            return retention.set_aside(self.folder, after) if first else None
+
+        return all_or_none(move, f"move the steps after {after} away")
 
     # --- saving ----------------------------------------------------------------------------------
 
@@ -199,18 +215,26 @@ class Checkpointer:
 
         Raises:
           RunFailed: the save before failed: the disk is full, the folder is gone. The state is as
-            it was, and the last step that was saved whole is still the latest.
-          JzeroError: the step is there already; another run writes in the folder.
+            it was, and the last step that was saved whole is still the latest. Or the folder is
+            another run's now.
+          JzeroError: the step, or a later one, is there already; another run writes in the folder;
+            a position that JSON does not have; a state of another model than `zero.init` laid out
+            last.
+          KeyboardInterrupt: Ctrl-C came since the last call, in a `with` block.
         """
         check_usable(state)
         writer = self._open()
         if self._stop is None:  # only now: before the first step SIGTERM may end the program
-            self._stop = Stop()
+            self._stop = Stop(interrupts=self._entered)
         self.stopping = self._stop.reached()  # every process at every call
         due = self._due.is_due(state)
-        self._offer = _Offer(state, data, before, overwrite)
+        if self._offer is None:  # not only after all the steps until one is due
+            self._check(state)
+        self._offer = _Offer(state, as_json(data), before, overwrite)
         writer.check()
-        return (due or force or self.stopping) and self._save(self._offer, self._timeout)
+        saving = (due or force or self.stopping) and self._save(self._offer, self._timeout)
+        self._stop.interrupt()  # if it is not saved, the end of the `with` block saves it
+        return saving
 
     def wait(self) -> None:
         """Waits until the files of the last save are written.
@@ -234,6 +258,7 @@ class Checkpointer:
 
     def __enter__(self) -> "Checkpointer":
         self._open()
+        self._entered = True
         return self
 
     def __exit__(
@@ -259,15 +284,29 @@ class Checkpointer:
             self._writer = Writer(self.folder, *self._keep)
         return self._writer
 
+    def _check(self, state: State) -> None:
+        """Whether a state is this model's, and comes after all that the folder has."""
+        check_state(state, self._zero.setup.abstract_state())
+        step = self._due.read(state)
+        later = [there for there in self.steps() if there > step]
+        if later:
+            raise JzeroError(
+                f"step {step} comes before {', '.join(map(str, later))}, which {self.folder} has: "
+                f"set_aside(after={step if step == self._restored else step - 1}) moves those "
+                f"away, or give this run a folder of its own"
+            )
+
     def _save(self, offer: _Offer, timeout: float) -> bool:
         """Begins to save, unless that is done already."""
         writer, state, setup = self._open(), offer.state, self._zero.setup
+        writer.ready()
         step = self._due.read(state)
-        if step == writer.step or (step == self._restored and not offer.overwrite):
+        is_there = folders.is_there(folders.step_folder(self.folder, step))
+        if is_there and (step == writer.step or (step == self._restored and not offer.overwrite)):
             self._due.done(step)
             return False
-        writer.wait()
-        if step in self.steps() and not offer.overwrite:
+        self._check(state)
+        if is_there and not offer.overwrite:
             raise JzeroError(
                 f"step {step} is in {self.folder} already: save(..., overwrite=True) replaces it, "
                 f"set_aside(after={step - 1}) moves it and the later ones away"

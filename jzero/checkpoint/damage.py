@@ -13,7 +13,7 @@ def step_of(folder: Path) -> int | None:
       >>> step_of(Path("checkpoints/step_00000050")), step_of(Path("checkpoints/best"))
       (50, None)
     """
-    named = re.fullmatch(r"step_(\d{8,})", folder.name)
+    named = re.fullmatch(r"step_([0-9]{8}|[1-9][0-9]{8,})", folder.name)
     return int(named[1]) if named else None
 
 
@@ -41,8 +41,8 @@ class DamagedCheckpoint(JzeroError):
         offer = (
             "; no complete step is before it"
             if before is None
-            else f"; the last complete step before it is {before}: restore that one, or delete "
-            f"the damaged folder"
+            else f"; as far as a quick look tells, the last complete step before it is {before}: "
+            f"restore that one and set_aside(after={before}), or delete the damaged folder"
         )
         error = DamagedCheckpoint(self.folder, self.file, self.problem, offer)
         error.before = before

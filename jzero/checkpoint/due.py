@@ -7,8 +7,9 @@ class Due:
     """Follows the steps of a loop, and says which are due: multiples, and the first after one.
 
     A state's step is an array that is ready only when the step has run: to read it would keep the
-    next one from being dispatched early. So only the first two states are read. If they are one
-    step apart, the others are counted until one seems due; otherwise every one is read.
+    next one from being dispatched early. So states are counted where they were one step apart so
+    far: one after the first two, two after the next that is read, then four, and so on, until one
+    seems due. Where they are not, every one is read.
 
     Arguments:
       every: steps between saves.
@@ -19,7 +20,8 @@ class Due:
         self._next: int | None = None
         self._state: State | None = None
         self._step = 0
-        self._counts = False
+        self._trusted = 0  # how many states are counted before one is read
+        self._counted = 0  # since one was read
 
     def is_due(self, state: State) -> bool:
         """Whether a state is due; each state of the loop is asked for, in order."""
@@ -31,8 +33,9 @@ class Due:
     def read(self, state: State) -> int:
         """The state's step as it is; waits for it."""
         step = int(state.step)
-        self._counts = self._counts and step == self._step
-        self._state, self._step = state, step
+        if step != self._step:
+            self._trusted = 0
+        self._state, self._step, self._counted = state, step, 0
         return step
 
     def done(self, step: int) -> None:
@@ -42,10 +45,11 @@ class Due:
     def _follow(self, state: State) -> int:
         if state is self._state:
             return self._step
-        first, before = self._state is None, self._step
-        if self._counts:
-            self._state, self._step = state, before + 1
-        else:
-            self.read(state)
-            self._counts = not first and self._step == before + 1
+        first, self._state, self._step = self._state is None, state, self._step + 1
+        if self._counted < self._trusted:
+            self._counted += 1
+            return self._step
+        expected = self._step
+        if self.read(state) == expected and not first:
+            self._trusted = max(2 * self._trusted, 1)
         return self._step

@@ -23,15 +23,6 @@ def facts_of(
     Raises:
       JzeroError: a position that JSON would not give back as it is.
     """
-    try:
-        kept = json.loads(json.dumps(data, allow_nan=False)) == data
-    except (TypeError, ValueError):
-        kept = False
-    if not kept:
-        raise JzeroError(
-            f"the position in the data, {data!r:.200}, would not come back from JSON as it is; "
-            f"give numbers, texts, lists, and dicts with texts as keys"
-        )
     return Facts(
         stage=setup.config.stage,
         devices=setup.mesh.storage.size,
@@ -40,5 +31,23 @@ def facts_of(
         dynamic_loss_scale=setup.scaling.dynamic,
         applied_steps=int(state.step) - int(state.skipped),
         trainable_only=trainable_only,
-        data=(data,),
+        data=(as_json(data),),
+    )
+
+
+def as_json(data: Any) -> Any:
+    """A copy of a position in the data, as JSON gives it back.
+
+    Raises:
+      JzeroError: it would come back as something else.
+    """
+    try:
+        copy = json.loads(json.dumps(data, allow_nan=False))
+        if copy == data:
+            return copy
+    except (TypeError, ValueError):
+        pass
+    raise JzeroError(
+        f"the position in the data, {data!r:.200}, would not come back from JSON as it is; give "
+        f"numbers, texts, lists, and dicts with texts as keys"
     )

@@ -1,7 +1,7 @@
 """Step folders: a folder of a step is complete or not there.
 
 A step is written in a hidden folder beside the others and renamed once all of it is on the disk.
-Whatever has another name than `step_` and digits is passed over.
+Whatever has another name than `step_` and the step in eight digits is passed over.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jzero.checkpoint.files import sync
 
 log = logging.getLogger("jzero")
 
-_HIDDEN = re.compile(r"\.(?:unfinished|failed|deleted|replaced)-\d+-\w+")
+_HIDDEN = re.compile(r"\.(?:unfinished|failed|deleted|replaced)-[0-9]+-\w+")
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -32,18 +32,28 @@ def step_folder(root: Path, step: int) -> Path:
 
 def published(root: Path) -> list[int]:
     """The steps that have a folder, ascending; empty folders are passed over with a warning."""
-    if not Path(root).is_dir():
-        return []
     steps = []
-    for folder in Path(root).iterdir():
+    for folder in _inside(root) or []:
         step = step_of(folder)
-        if step is None or not folder.is_dir():
-            continue
-        if not any(folder.iterdir()):
+        inside = None if step is None else _inside(folder)
+        if inside:
+            steps.append(step)
+        elif inside is not None:
             _warn_of_empty(folder)
-            continue
-        steps.append(step)
     return sorted(steps)
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a step's folder is there; an empty one counts for nothing, as in `published`."""
+    return bool(_inside(folder))
+
+
+def _inside(folder: Path) -> list[Path] | None:
+    """What is in a folder; None where there is none, or no more: a save may be deleting it."""
+    try:
+        return list(Path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 @functools.cache  # once for each: every save asks for the steps
@@ -53,7 +63,13 @@ def _warn_of_empty(folder: Path) -> None:
 
 def hidden(root: Path) -> list[Path]:
     """The folders of saves and deletions that are going on, or whose processes died."""
-    return sorted(x for x in Path(root).iterdir() if _HIDDEN.fullmatch(x.name) and x.is_dir())
+    return sorted(x for x in _inside(root) or [] if _HIDDEN.fullmatch(x.name) and x.is_dir())
+
+
+def half_replaced(root: Path) -> dict[int, Path]:
+    """Steps that have lost their folder and not got the new one: step -> where the old one is."""
+    away = {_step_of_hidden(x): x for x in hidden(root) if x.name.startswith(".replaced-")}
+    return {step: x for step, x in away.items() if not is_there(step_folder(root, step))}
 
 
 def new_nonce() -> str:
@@ -82,19 +98,24 @@ def publish(unfinished: Path, folder: Path, overwrite: bool = False) -> None:
             sync(inside)
     sync(unfinished)
     root, replaced = folder.parent, None
-    if _is_there(folder):
+    if is_there(folder):
         if not overwrite:
             raise FileExistsError(f"{folder} is there already")
         replaced = _renamed_away(folder, "replaced")
-    os.rename(unfinished, folder)
+    try:
+        os.rename(unfinished, folder)
+    except OSError:
+        if replaced is not None:
+            os.rename(replaced, folder)
+        raise
     sync(root)
     if replaced is not None:
-        shutil.rmtree(replaced)
+        _remove(replaced)
 
 
 def delete(folder: Path) -> None:
     """Deletes a step folder: first its name, so that it is never seen half deleted."""
-    shutil.rmtree(_renamed_away(folder, "deleted"))
+    _remove(_renamed_away(folder, "deleted"))
 
 
 def sweep(root: Path) -> None:
@@ -102,18 +123,22 @@ def sweep(root: Path) -> None:
 
     A folder that was being replaced when its process died gets its name back.
     """
+    for step, folder in half_replaced(root).items():
+        os.rename(folder, step_folder(root, step))
     for folder in hidden(root):
-        kind, step, _ = folder.name[1:].split("-")
-        place = step_folder(root, int(step))
-        if kind == "replaced" and not _is_there(place):
-            os.rename(folder, place)
-        else:
-            shutil.rmtree(folder)
+        _remove(folder)
 
 
-def _is_there(folder: Path) -> bool:
-    """Whether something is in the folder; an empty one counts for nothing, as in `published`."""
-    return folder.is_dir() and any(folder.iterdir())
+def _remove(folder: Path) -> None:
+    """Deletes a folder with all that is in it; of a link to one, the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
+
+
+def _step_of_hidden(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
 
 
 def _hidden_folder(root: Path, kind: str, step: int, nonce: str) -> Path:

@@ -13,6 +13,8 @@ log = logging.getLogger("jzero")
 
 NAME = ".lock"
 
+_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
 
 class Lock:
     """Held until `release`, or until the process ends, in whatever way.
@@ -25,8 +27,10 @@ class Lock:
     """
 
     def __init__(self, root: Path):
-        descriptor = os.open(root / NAME, os.O_RDWR | os.O_CREAT, 0o644)
-        self._release = weakref.finalize(self, os.close, descriptor)
+        self._path = root / NAME
+        self._descriptor = descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.release = weakref.finalize(self, os.close, descriptor)
+        _held.add(self)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -41,5 +45,19 @@ class Lock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
-    def release(self) -> None:
-        self._release()
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked is still the one that others would lock."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+
+def _leave_to_parent() -> None:
+    """In a forked process, which shares the locks and would hold them for as long as it runs."""
+    for lock in list(_held):
+        if lock.release.detach():
+            os.close(lock._descriptor)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

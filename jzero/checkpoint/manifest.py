@@ -2,20 +2,28 @@
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
+from jzero.checkpoint.chunks import chunks_of
 from jzero.checkpoint.damage import DamagedCheckpoint, step_of
 from jzero.checkpoint.files import FileEntry, write_text
+from jzero.checkpoint.sizes import is_size
 from jzero.errors import JzeroError
 
 FORMAT = "jzero checkpoint"
 VERSION = 1
 NAME = "manifest.json"
+_MOST_DIMS = 32  # TensorStore's
 _PACKAGES = ("jzero", "jax", "flax", "optax", "tensorstore", "numpy")
 
 
@@ -135,19 +143,24 @@ def read(folder: Path) -> Manifest:
         whole = json.loads(text)
         rest = {key: value for key, value in whole.items() if key != "checksum"}
         sound = whole["checksum"] == _checksum(rest) and text == _text(whole)
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, RecursionError):
         raise DamagedCheckpoint(folder, NAME, "is cut short or changed") from None
     if not sound:
         raise DamagedCheckpoint(folder, NAME, "was changed: its checksum is another")
     # Only now: a flipped bit in the version must not pass for a later one.
     if whole.get("format") != FORMAT:
         raise JzeroError(f"{path} is not of a {FORMAT}: its format is {whole.get('format')!r}")
-    if whole["version"] > VERSION:
+    version = whole.get("version")
+    if is_size(version) and version > VERSION:
         raise JzeroError(
-            f"{path} has version {whole['version']} of the format, and this jzero reads up to "
-            f"{VERSION}: update jzero"
+            f"{path} has version {version} of the format, and this jzero reads up to {VERSION}: "
+            f"update jzero"
         )
-    manifest = _parse(rest)
+    try:
+        manifest = _parse(rest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"has a checksum that fits, but says what cannot be: {error}"
+        raise DamagedCheckpoint(folder, NAME, problem) from None
     if step_of(folder) not in (None, manifest.step):
         raise DamagedCheckpoint(folder, NAME, f"belongs to step {manifest.step}")
     return manifest
@@ -164,21 +177,67 @@ def _plain(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+# What of JSON each of the facts is.
+_FACTS: dict[str, type | UnionType] = {
+    **dict.fromkeys(("stage", "devices", "applied_steps"), int | None),
+    **dict.fromkeys(("mesh", "config"), dict | None),
+    **dict.fromkeys(("dynamic_loss_scale", "trainable_only"), bool),
+    **{"data": list, "source": str, "versions": dict},
+}
+
+
 def _parse(data: Mapping[str, Any]) -> Manifest:
+    """A manifest from JSON.
+
+    Raises:
+      KeyError, TypeError, ValueError, AttributeError: it says what no manifest does.
+    """
+    if not is_size(data["version"]) or not is_size(data["step"]):
+        raise ValueError(f"version {data['version']!r}, step {data['step']!r}")
+    files = {path: FileEntry(**x) for path, x in data["files"].items()}
+    for path, file in files.items():
+        if not is_size(file.bytes) or not is_size(file.crc):
+            raise ValueError(f"{path} is {file}")
     leaves = {
         name: LeafEntry(tuple(x["shape"]), x["dtype"], tuple(x["chunk"]), x["bytes"])
         for name, x in data["leaves"].items()
     }
-    files = {path: FileEntry(**x) for path, x in data["files"].items()}
-    facts = Facts(**{**data["facts"], "data": tuple(data["facts"]["data"])})
-    return Manifest(data["step"], leaves, files, facts)
+    room = sum(file.bytes for file in files.values())
+    for name, leaf in leaves.items():
+        if not _can_be(leaf, len(files), room):
+            raise ValueError(f"{name} is {leaf}")
+    facts = data["facts"]
+    for name, x in facts.items():
+        if not isinstance(x, _FACTS[name]):
+            raise ValueError(f"{name} is {x!r:.200}")
+    if not facts["data"]:
+        raise ValueError("it has no process's position in the data")
+    return Manifest(data["step"], leaves, files, Facts(**{**facts, "data": tuple(facts["data"])}))
+
+
+def _can_be(leaf: LeafEntry, files: int, room: int) -> bool:
+    """Whether there can be such a leaf, in this many files and bytes at most."""
+    if not all(map(is_size, [*leaf.shape, *leaf.chunk, leaf.bytes])):
+        return False
+    dtype, shape = jnp.dtype(leaf.array_dtype), leaf.array_shape
+    is_number = dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
+    if not is_number or dtype.name != leaf.array_dtype:
+        return False
+    if len(shape) > _MOST_DIMS or shape[: len(leaf.shape)] != leaf.shape:
+        return False
+    if leaf.bytes != math.prod(shape) * dtype.itemsize:
+        return False
+    if not leaf.bytes:
+        return leaf.chunk == shape
+    fits = 0 not in leaf.chunk and math.prod(chunks_of(shape, leaf.chunk)) <= files
+    return fits and leaf.bytes <= room
 
 
 # These two stay the same in every version of the format, so that damage is told from age.
 
 
 def _text(whole: Any) -> bytes:
-    return json.dumps(whole).encode()
+    return json.dumps(whole, allow_nan=False).encode()
 
 
 def _checksum(rest: Any) -> str:

@@ -50,9 +50,7 @@ def rules(name_map: NameMap, leaves: Shapes) -> list[Rule]:
       JzeroError: something that is not a rule.
     """
     given: Any = name_map(leaves) if callable(name_map) else name_map
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise JzeroError(f"name map: {type(given).__name__}; give a list of rules")
-    return [_rule(number, entry) for number, entry in enumerate(given, start=1)]
+    return [_rule(number, entry) for number, entry in enumerate(_list(given), start=1)]
 
 
 def load(reference: str) -> NameMap:
@@ -67,11 +65,14 @@ def load(reference: str) -> NameMap:
     """
     if reference.endswith(".json"):
         try:
-            return json.loads(Path(reference).read_bytes())
+            found = json.loads(Path(reference).read_bytes())
         except FileNotFoundError:
             raise JzeroError(f"name map: no such file: {reference}") from None
+        except OSError as error:
+            raise JzeroError(f"name map: {reference}: {error.strerror}; give a file") from None
         except (ValueError, RecursionError) as error:
             raise JzeroError(f"name map: {reference}: is not JSON: {error}") from None
+        return _list(found)
     path, name = factory.split(reference)
     function = getattr(factory.import_file(path, reference), name, None)
     if not callable(function):
@@ -93,9 +94,8 @@ def _rule(number: int, entry: Any) -> Rule:
         raise JzeroError(
             f"{where} is {entry!r}; give ours and theirs, and perhaps transpose and reshape"
         )
-    ours, theirs = entry["ours"], entry["theirs"]
-    theirs = (theirs,) if isinstance(theirs, str) else tuple(theirs or ())
-    if not isinstance(ours, str | None) or not all(isinstance(name, str) for name in theirs):
+    ours, theirs = entry["ours"], _names(entry["theirs"])
+    if not isinstance(ours, str | None) or theirs is None:
         raise JzeroError(
             f"{where}: ours is a name or null, theirs a name, several in a list, or null"
         )
@@ -113,6 +113,22 @@ def _rule(number: int, entry: Any) -> Rule:
         if not set(PLACE.findall(ours)) <= words:
             raise JzeroError(f"{where}: {ours!r} has words in braces that {theirs[0]!r} has not")
     return Rule(ours, theirs, transpose, reshape)
+
+
+def _list(given: Any) -> Sequence[Any]:
+    if not isinstance(given, list | tuple):
+        raise JzeroError(f"name map: {type(given).__name__}; give a list of rules")
+    return given
+
+
+def _names(theirs: Any) -> tuple[str, ...] | None:
+    """The names in `theirs`, none of null; None where it is something else."""
+    if theirs is None:
+        return ()
+    names = [theirs] if isinstance(theirs, str) else theirs
+    if not isinstance(names, list | tuple) or not names:
+        return None
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
 def _numbers(value: Any, what: str) -> tuple[int, ...]:

@@ -12,12 +12,8 @@ from rich.text import Text
 from jzero.checkpoint.entries import PARTS
 from jzero.checkpoint.manifest import VERSION, Manifest
 from jzero.checkpoint.steps import StepStatus
+from jzero.console import say
 from jzero.plan.rows import size
-
-
-def say(console: Console, text: str) -> None:
-    """Prints a line as it is, however wide."""
-    console.print(Text(text), soft_wrap=True)
 
 
 def show_steps(steps: Iterable[StepStatus], unfinished: Iterable[Path], console: Console) -> None:
@@ -30,6 +26,7 @@ def show_steps(steps: Iterable[StepStatus], unfinished: Iterable[Path], console:
             str(step.step), step.state, Text("" if step.problem is None else str(step.problem))
         )
     console.print(table)
+    say(console, "complete: at a glance; jzero checkpoint verify reads the data too")
     for folder in unfinished:
         say(console, f"{folder.name}: not finished")
 

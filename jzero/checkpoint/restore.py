@@ -1,15 +1,14 @@
 """A state from a step folder, on any stage, mesh and number of devices."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from jzero.checkpoint import manifest
+from jzero.checkpoint.agree import all_or_none
 from jzero.checkpoint.choice import SCALE, RestoreReport, choose
 from jzero.checkpoint.copies import compute_copy
 from jzero.checkpoint.entries import PARTS, entries, progress
@@ -17,7 +16,7 @@ from jzero.checkpoint.manifest import Manifest
 from jzero.checkpoint.place import read_leaves
 from jzero.checkpoint.store import Reader
 from jzero.checkpoint.verify import offering_the_step_before
-from jzero.errors import JzeroError, RunFailed
+from jzero.errors import JzeroError
 from jzero.paths import flatten, unflatten
 from jzero.setup import Setup
 from jzero.state import State
@@ -107,7 +106,7 @@ def restore(
         return saved, report, arrays
 
     with setup.mesh.context(), offering_the_step_before(folder):
-        saved, report, arrays = _all_or_none(read)
+        saved, report, arrays = all_or_none(read, "read the step")
     if base is not None:
         given = entries(setup, base)
         arrays |= {name: given[name].array for name in report.from_base}
@@ -118,26 +117,6 @@ def restore(
             arrays |= {SCALE + path: x for path, x in flatten(scale).items()}
         state = _assemble(setup, like, arrays)
     return Restored(state, saved.step, saved.facts.data, report)
-
-
-def _all_or_none(read: Callable[[], Any]) -> Any:
-    """What may fail in one process fails in all: else the others would wait for it for ever."""
-    if jax.process_count() == 1:
-        return read()
-    result = failure = None
-    try:
-        result = read()
-    except Exception as error:
-        failure = error
-    failed = multihost_utils.process_allgather(np.bool_(failure is not None))
-    if failure is not None:
-        raise failure
-    if failed.any():
-        raise RunFailed(
-            f"process {', '.join(map(str, np.flatnonzero(failed)))} could not read the step, and "
-            f"says why"
-        )
-    return result
 
 
 def _assemble(setup: Setup, like: State, arrays: dict[str, jax.Array]) -> State:

@@ -14,15 +14,21 @@ def superseded(steps: Sequence[int], keep_last: int | None, keep_every: int | No
     Arguments:
       steps: all that there are, ascending.
       keep_last: how many of the last ones stay; None for all.
-      keep_every: multiples of it stay for good; None for none.
+      keep_every: of each multiple of it the step stays for good, or the first one after; None for
+        none.
 
     Example:
-      >>> superseded([50, 100, 150, 200, 230], keep_last=2, keep_every=100)
+      >>> superseded([50, 100, 150, 210, 250, 280], keep_last=2, keep_every=100)
       [50, 150]
     """
     if keep_last is None:
         return []
-    return [s for s in steps[:-keep_last] if keep_every is None or s % keep_every]
+    before = [0, *steps]
+    return [
+        step
+        for last, step in zip(before, steps[:-keep_last], strict=False)
+        if keep_every is None or (step % keep_every and step // keep_every == last // keep_every)
+    ]
 
 
 def set_aside(root: Path, after: int) -> Path | None:

@@ -46,6 +46,20 @@ def steps_in(directory: str | Path) -> list[int]:
     return steps
 
 
+def make_folder(directory: Path) -> None:
+    """Makes a folder for steps, where there is none.
+
+    Raises:
+      JzeroError: there can be none.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JzeroError(
+            f"{directory}: no folder can be made there: {error.strerror}; give another"
+        ) from None
+
+
 def choose_step(directory: str | Path, step: int | None = None) -> Path:
     """The folder of a step, by default of the last one.
 

@@ -23,14 +23,14 @@ def windowed(
     try:
         for size, start in jobs:
             while running and held + size > limit:
-                done, future = running.popleft()
-                yield future.result()
-                held -= done
+                yield running[0][1].result()
+                held -= running.popleft()[0]
             running.append((size, start()))
             held += size
         while running:
-            yield running.popleft()[1].result()
-    finally:  # after an error too, nothing goes on in the background
+            yield running[0][1].result()
+            running.popleft()
+    finally:  # after an error or an interrupt too, nothing goes on in the background
         for _, future in running:
             with suppress(Exception):
                 future.result()

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from jzero.checkpoint import folders
+from jzero.checkpoint.agree import all_or_none
 from jzero.checkpoint.lock import Lock
 from jzero.checkpoint.manifest import Facts
 from jzero.checkpoint.retention import superseded
@@ -42,13 +43,7 @@ class Writer:
         self._keep = (keep_last, keep_every)
         self._first = jax.process_index() == 0
         self._lock: Lock | None = None
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            if self._first:
-                self._lock = Lock(root)
-                folders.sweep(root)
-        except OSError as error:
-            raise RunFailed(f"{root}: cannot be written to: {error.strerror}") from error
+        all_or_none(self._take_folder, f"take {root}")
         self._run = agree_nonce()
         self._count = 0
         self._pool = ThreadPoolExecutor(1, "jzero-save")
@@ -58,7 +53,7 @@ class Writer:
     def start(
         self, step: int, snapshot: Snapshot, facts: Facts, overwrite: bool, timeout: float
     ) -> None:
-        """Begins to write a step; the one before must have been waited for."""
+        """Begins to write a step; the writer must be ready."""
         self.step = step
         # Not agreed anew each time: a process whose last save failed must not keep the others.
         self._count += 1
@@ -81,11 +76,35 @@ class Writer:
             if error is not None:
                 raise error
 
+    def ready(self) -> None:
+        """Waits as `wait` does; then the folder must still be the one that this run took.
+
+        Raises:
+          RunFailed: what went wrong in a save; it is another folder.
+        """
+        self.wait()
+        root, lock = self._root, self._lock
+        if lock is not None and root.is_dir() and not lock.is_in_place():
+            raise RunFailed(
+                f"{root}: the folder, or its .lock, was deleted since this run took it, and may "
+                f"be another run's now: nothing is saved there; start again in a folder of its own"
+            )
+
     def close(self) -> None:
         """Lets another run write in the folder."""
         self._pool.shutdown()
         if self._lock is not None:
             self._lock.release()
+
+    def _take_folder(self) -> None:
+        root = self._root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if self._first:
+                self._lock = Lock(root)
+                folders.sweep(root)
+        except OSError as error:
+            raise RunFailed(f"{root}: cannot be written to: {error.strerror or error}") from error
 
     def _write(
         self,
@@ -110,15 +129,18 @@ class Writer:
             self.step = None
             raise
         if self._first:
-            self._prune()
+            self._prune(step)
 
-    def _prune(self) -> None:
-        for step in superseded(folders.published(self._root), *self._keep):
+    def _prune(self, last: int) -> None:
+        steps = [step for step in folders.published(self._root) if step <= last]
+        for step in superseded(steps, *self._keep):
             folder = folders.step_folder(self._root, step)
             try:
                 folders.delete(folder)
             except OSError as error:
-                raise RunFailed(f"{folder}: cannot be deleted: {error.strerror}") from error
+                raise RunFailed(
+                    f"{folder}: cannot be deleted: {error.strerror or error}"
+                ) from error
 
 
 def _tell(running: list[Future[None]]) -> None:

@@ -27,9 +27,10 @@ _LONGEST_NAME = 200  # of a folder; file systems take 255 bytes
 _NATIVE = {
     "bool",
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
-    *("float16", "bfloat16", "float32", "float64", "int4"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int4"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz"),
 }
+_ZERO = {"b": False, "c": [0.0, 0.0]}  # of other kinds a 0
 _CONTEXT = ts.Context({"file_io_concurrency": {"limit": 2}, "data_copy_concurrency": {"limit": 2}})
 
 
@@ -40,9 +41,10 @@ def array_folder(name: str) -> str:
       >>> array_folder("params/head/kernel")
       'arrays/params%2Fhead%2Fkernel'
     """
-    quoted = quote(name, safe="")
+    encoded = name.encode(errors="surrogatepass")
+    quoted = quote(encoded, safe="")
     if len(quoted) > _LONGEST_NAME:
-        tag = hashlib.sha256(name.encode()).hexdigest()[:16]
+        tag = hashlib.sha256(encoded).hexdigest()[:16]
         quoted = f"{quoted[: _LONGEST_NAME - 17]}-{tag}"
     return f"arrays/{quoted}"
 
@@ -107,7 +109,7 @@ def metadata(entry: LeafEntry) -> dict[str, Any]:
         "node_type": "array",
         "shape": entry.array_shape,
         "data_type": dtype.name,
-        "fill_value": False if dtype == np.bool_ else 0,
+        "fill_value": _ZERO.get(dtype.kind, 0),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": entry.chunk}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "codecs": [

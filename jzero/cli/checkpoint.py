@@ -8,7 +8,6 @@ from rich.console import Console
 from jzero.checkpoint import manifest, report, steps
 from jzero.checkpoint.folders import delete, hidden, step_folder, sweep
 from jzero.checkpoint.lock import Lock
-from jzero.checkpoint.report import say
 from jzero.checkpoint.retention import superseded
 from jzero.cli import checkpoint_formats
 from jzero.cli.checkpoint_formats import Do
@@ -20,6 +19,7 @@ from jzero.cli.parser import (
     whole_number_or_0,
     write_json,
 )
+from jzero.console import say
 from jzero.errors import JzeroError
 from jzero.plan.rows import size
 
@@ -46,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one = verb("prune", prune, "delete old steps and what dead saves left behind")
     add = one.add_argument
     add("--keep-last", metavar="N", type=whole_number, required=True, help="steps to keep")
-    add("--keep-every", metavar="K", type=whole_number, help="multiples of K are kept too")
+    add(
+        "--keep-every",
+        metavar="K",
+        type=whole_number,
+        help="keep multiples of K too, or the first steps after them",
+    )
     add("--dry-run", action="store_true", help="say what would be deleted, and delete nothing")
 
     checkpoint_formats.add_verbs(verb)
@@ -138,12 +143,27 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
 
 
 def _delete_steps(args: argparse.Namespace, console: Console) -> None:
-    found = steps.survey(args.directory)
-    for step in found:
-        if step.problem is not None:
-            say(console, f"left step {step.step} alone, which is {step.state}: {step.problem}")
-    whole = [step.step for step in found if step.state == "complete"]
-    for number in superseded(whole, args.keep_last, args.keep_every):
+    whole = _without_damaged(steps.survey(args.directory), console)
+    read: set[int] = set()
+    while True:
+        old = superseded(whole, args.keep_last, args.keep_every)
+        unread = [step for step in whole if step not in old and step not in read]
+        if not unread:
+            break
+        # What stays instead of the others is read whole; where it is damaged, another one stays.
+        looked = [steps.check(args.directory, step, quick=False) for step in unread]
+        sound = _without_damaged(looked, console)
+        read.update(sound)
+        whole = [step for step in whole if step in sound or step not in unread]
+    for number in old:
         if not args.dry_run:
             delete(step_folder(args.directory, number))
         say(console, f"{'would delete' if args.dry_run else 'deleted'} step {number}")
+
+
+def _without_damaged(found: list[steps.StepStatus], console: Console) -> list[int]:
+    """The steps that are whole; says which are not."""
+    for step in found:
+        if step.problem is not None:
+            say(console, f"left step {step.step} alone, which is {step.state}: {step.problem}")
+    return [step.step for step in found if step.problem is None]

@@ -11,9 +11,9 @@ from jzero import factory
 from jzero.checkpoint.counterparts import some
 from jzero.checkpoint.deepspeed import import_deepspeed
 from jzero.checkpoint.name_map import NameMap, load
-from jzero.checkpoint.report import say
 from jzero.checkpoint.safetensors import export_safetensors, import_safetensors
 from jzero.cli.parser import output, whole_number_or_0
+from jzero.console import say
 from jzero.plan.leaves import lay_out
 from jzero.plan.rows import size
 from jzero.setup import Setup

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 
 from jzero.cli import checkpoint, compare, plan
 from jzero.cli.parser import Parser
@@ -21,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
       The exit code: 0; 2 for what the user can mend and 1 for what failed while running, each with
       one line on standard error.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names have letters that not every terminal has
+            stream.reconfigure(errors="backslashreplace")
     parser = Parser(
         prog="jzero", description="ZeRO for JAX: what each stage costs, and its checkpoints."
     )

@@ -49,14 +49,21 @@ def count(text: str) -> int:
 
 def whole_number(text: str) -> int:
     """A whole number of at least 1."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) <= _MOST:
-        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number of at least 1")
-    return int(text)
+    return _whole_number(text, 1)
 
 
 def whole_number_or_0(text: str) -> int:
     """A whole number of at least 0."""
-    return 0 if text == "0" else whole_number(text)
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    digits = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))
+    if not digits or not least <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}; allowed: a whole number of at least {least}, at most 1e18"
+        )
+    return int(text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ python stop_worker.py COORDINATOR PROCESSES PROCESS FOLDER
 
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import optax
 from processes import join
 
 import jzero
+from jzero.checkpoint import retention
+from jzero.errors import JzeroError, RunFailed
 
 (folder,) = join()
 zero = jzero.Zero(stage=3)
@@ -20,6 +23,25 @@ step = zero.train_step(
     lambda params, batch, rng: jnp.mean((batch["x"] @ jzero.gather(params["w"])) ** 2)
 )
 batch = {"x": jnp.ones((2, 6))}
+
+# A run that goes back: no process goes on before the later steps are put away.
+set_aside = retention.set_aside
+retention.set_aside = lambda *given: time.sleep(1) or set_aside(*given)
+with zero.checkpointer(Path(folder, "back"), timeout=10) as checkpoints:
+    for _ in range(3):
+        state, _ = step(state, batch)
+        checkpoints.save(state, force=True)
+    state = checkpoints.restore(1).state
+    checkpoints.set_aside(after=0)
+    assert checkpoints.save(state, force=True)
+
+# A folder where another run writes: no process waits for the one that found out.
+try:
+    with zero.checkpointer(Path(folder, "taken")):
+        pass
+except (JzeroError, RunFailed) as error:
+    print("refused:", error)
+
 with zero.checkpointer(folder, every=4, timeout=60) as checkpoints:
     while not checkpoints.stopping:
         if int(state.step) == 1000:

@@ -1,5 +1,6 @@
 """`jzero checkpoint`: what is said, what is deleted, and how errors are told."""
 
+import io
 import json
 import os
 import shutil
@@ -45,6 +46,14 @@ def break_step(root, step):
     file = next((root / f"step_{step:08}" / "arrays" / "params%2Fw").glob("c*"))
     file.write_bytes(file.read_bytes()[:-9])
     return file
+
+
+def flip(root, step):
+    """Damage that only reading shows."""
+    file = next((root / f"step_{step:08}" / "arrays" / "params%2Fw").glob("c*"))
+    data = bytearray(file.read_bytes())
+    data[3] ^= 4
+    file.write_bytes(data)
 
 
 @pytest.fixture
@@ -110,15 +119,21 @@ def test_verify_reads_every_step(run, root):
     assert "step_00000200 is damaged: arrays/params%2Fw/c" in err
     assert "the last complete step before it is 150" in err
     assert run("verify", root, 150)[0] == 0
-    flipped = next((root / "step_00000050" / "arrays" / "params%2Fw").glob("c*"))
-    data = bytearray(flipped.read_bytes())
-    data[3] ^= 4
-    flipped.write_bytes(data)
+    flip(root, 50)
+    assert "complete: at a glance; jzero checkpoint verify reads" in run("inspect", root)[1]
     code, out, err = run("verify", root)
     assert code == 2 and "(and 1 more)" in err
     assert [line.split(",")[0].split(": ")[1] for line in out.splitlines()] == [
         "damaged", "complete", "complete", "damaged", "complete",
     ]  # fmt: skip
+
+
+def test_inspect_shows_any_name_on_any_terminal(tmp_path, monkeypatch):
+    write_leaves(tmp_path, 1, [("params/größe\ud800", (3, 4), "float32", W)], Facts())
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert main(["checkpoint", "inspect", str(tmp_path)]) == 0
+    assert b"params/gr\\xf6\\xdfe\\ud800" in shown.getvalue()
 
 
 # --- prune
@@ -138,6 +153,17 @@ def test_prune_keeps_what_the_policy_keeps(run, root):
 def test_prune_never_counts_a_damaged_step_as_one_to_keep(run, root):
     break_step(root, 250)
     assert run("prune", root, "--keep-last", 1)[0] == 0
+    assert steps(root) == [150, 200, 250]
+
+
+def test_prune_reads_what_it_keeps(run, root):
+    """What a quick look does not see must not outlive the last step that is whole."""
+    flip(root, 250)
+    flip(root, 100)
+    code, out, _ = run("prune", root, "--keep-last", 1, "--keep-every", 100, "--dry-run")
+    assert code == 0 and "would delete step 50\n" in out and "would delete step 150" not in out
+    code, out, _ = run("prune", root, "--keep-last", 1)
+    assert code == 0 and "left step 250 alone, which is damaged" in out
     assert steps(root) == [150, 200, 250]
 
 
@@ -237,11 +263,29 @@ def test_what_cannot_be_is_told_in_one_line(run, root, tmp_path):
     other = ["--model", f"{tmp_path}/net.py:other"]
     assert "w is [3, 4] for [3, 5] of w" in refused(run, "import", new, tmp_path / "out", *other)
     assert not new.exists()
+    net = tmp_path / "net.py"
+    for place, why in [(net, "File exists"), (net / "new", "Not a directory"), *no_folder()]:
+        err = refused(run, "import", place, tmp_path / "out", *model)
+        assert f"{place}: no folder can be made there: {why}; give another" in err
+    (tmp_path / "index.json").write_text(json.dumps({"weight_map": {"w": "w" * 300}}))
+    err = refused(run, "import", new, tmp_path / "index.json", *model)
+    assert "index.json: names wwww" in err and "which is missing" in err
+    assert "found '-1'; allowed: a whole number of at least 0" in refused(
+        run, "inspect", root, "-1"
+    )
+    assert "at most 1e18" in refused(run, "inspect", root, "9" * 5000)
     assert "--keep-last" in refused(run, "prune", root)
     assert "allowed: bytes, as in 5GB" in refused(
         run, "export", root, new, "--max-shard-size", "5G"
     )
     assert "VERB" in refused(run)
+
+
+def no_folder():
+    """A place where the system makes none for anybody."""
+    return (
+        [(Path("/proc/jzero"), "No such file or directory")] if Path("/proc/self").exists() else []
+    )
 
 
 def test_sizes():

@@ -57,9 +57,12 @@ def test_the_step_is_not_read_while_it_runs():
             due.done(number)
         return said, Step.reads
 
-    # The first two, and at each of the two calls for a state that is due.
-    assert follow(range(51, 70)) == ({60}, 2 + 2)
-    assert follow([3, 6, 9, 12, 13, 14, 15]) == ({12}, 5 + 2)
+    # The first two, after one more, two more and so on, and twice for the state that is due.
+    assert follow(range(51, 70)) == ({60}, 2 + 3 + 2)
+    assert follow([3, 6, 9, 12, 13, 14, 15]) == ({12}, 6 + 2)
+    assert follow(range(21, 30))[1] == 4
+    # A loop that passes steps over after all is found out.
+    assert follow([1, 2, *range(9, 50, 7)])[0] == {16, 23, 30, 44}
 
 
 def test_a_save_can_be_forced_and_is_not_made_twice(steps):
@@ -158,6 +161,32 @@ def test_arrays_and_facts_are_on_the_disk(steps):
     assert found.facts.data == (2,)
 
 
+def test_the_position_is_that_of_the_call(steps):
+    """The loop may change it while the files are written, or keep it until the end."""
+    loop, position = steps(every=50), {"rows": [1]}
+    with loop.checkpoints:
+        loop.advance()
+        loop.checkpoints.save(loop.state, position)
+        position["rows"][0] = 2
+    assert loop.checkpoints.restore().data == {"rows": [1]}
+
+
+def test_a_state_of_another_model_is_refused(tmp_path):
+    """It would be cut at the other model's shapes, and lose what that does not have."""
+    zero = make_zero(2, stage=3)
+
+    def init(rows):
+        return lambda key: {"w": jax.random.normal(key, (rows, 4))}
+
+    state = zero.init(init(16), optax.adam(1e-2))
+    zero.setup_for(init(8), optax.adam(1e-2))
+    checkpoints = zero.checkpointer(tmp_path)
+    with pytest.raises(JzeroError, match=r"w is \(16, 4\), expected \(8, 4\)"):
+        checkpoints.save(state)
+    checkpoints.close()
+    assert checkpoints.steps() == []
+
+
 def test_frozen_parameters_can_be_left_out(tmp_path):
     zero = make_zero(2, stage=3)
     init = {"trainable": lambda path: path.startswith("down")}
@@ -186,13 +215,16 @@ def test_restoring_nothing(steps):
         loop.run(1)
     with pytest.raises(JzeroError, match="has no step 5; there are 1"):
         loop.checkpoints.restore(5)
+    with pytest.raises(JzeroError, match=r"step=1\.0: give a whole number"):
+        loop.checkpoints.restore(1.0)
 
 
 def test_a_position_that_json_does_not_have(steps):
     loop = steps(every=1)
     loop.advance()
-    with pytest.raises(JzeroError, match="position in the data"):
-        loop.checkpoints.save(loop.state, {"rows": object()})
+    for every in (1, 50):  # due or not
+        with pytest.raises(JzeroError, match="position in the data"):
+            steps(every=every, folder=f"{every}").checkpoints.save(loop.state, {"rows": object()})
     assert loop.save() is True
     loop.checkpoints.close()
 

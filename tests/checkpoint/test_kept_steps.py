@@ -1,10 +1,11 @@
-"""Which steps are kept, which is the latest, and who may write beside them."""
+"""Which steps are kept, which is the latest, and what becomes of steps that come again."""
 
-import os
+import shutil
 
 import pytest
 from loops import assert_same, make_zero
 
+from jzero.checkpoint.folders import step_folder
 from jzero.errors import JzeroError
 
 
@@ -13,6 +14,17 @@ def test_the_last_steps_and_every_so_many_are_kept(steps):
     with loop.checkpoints:
         loop.run(7)
     assert loop.checkpoints.steps() == [4, 6, 7]
+
+
+def test_the_first_step_after_a_multiple_stands_for_it(steps):
+    """A loop that calls save after every third step."""
+    loop = steps(every=4, keep_last=1, keep_every=4)
+    with loop.checkpoints:
+        for _ in range(5):
+            loop.advance()
+            loop.advance()
+            loop.run(1)
+    assert loop.checkpoints.steps() == [6, 9, 12, 15]
 
 
 def test_all_are_kept_on_request(steps):
@@ -26,6 +38,10 @@ def test_all_are_kept_on_request(steps):
     "keywords, said",
     [
         ({"every": 0}, "every=0"),
+        ({"every": None}, "every=None: give a whole number of at least 1"),
+        ({"every": 2.5}, "every=2.5"),
+        ({"every": "5"}, "every='5'"),
+        ({"keep_every": 50.0}, "keep_every=50.0"),
         ({"keep_last": 0}, "keep_last=0"),
         ({"every": 50, "keep_every": 120}, "keep_every=120 is not a multiple of every=50"),
     ],
@@ -69,7 +85,7 @@ def test_the_next_run_clears_what_dead_saves_left(steps):
 def test_a_step_is_replaced_only_on_request(steps):
     first = steps(every=2)
     with first.checkpoints:
-        first.run(4)
+        first.run(2)
     second = steps(every=2)
     with second.checkpoints:
         second.advance()
@@ -80,6 +96,69 @@ def test_a_step_is_replaced_only_on_request(steps):
         second.rows.position = 70
         second.save(force=True, overwrite=True)
         assert second.checkpoints.restore(2).data == 70
+
+
+def test_going_back_is_refused_until_later_steps_are_set_aside(steps):
+    """They would be the latest ones for ever, and the run's own would be deleted as old."""
+    loop = steps(every=50)
+    loop.run(3, force=True)
+    loop.state, loop.rows.position = loop.checkpoints.restore(1).state, 70
+    loop.advance()
+    (step_folder(loop.checkpoints.folder, 3) / "manifest.json").unlink()  # which is the reason
+    for keywords in ({}, {"force": True}, {"force": True, "overwrite": True}):
+        with pytest.raises(JzeroError, match=r"step 2 comes before 3, .*set_aside\(after=1\)"):
+            loop.save(**keywords)
+    assert loop.checkpoints.steps() == [1, 2, 3]
+    loop.checkpoints.set_aside(after=1)
+    assert loop.save(force=True) is True
+    loop.checkpoints.close()
+    assert loop.checkpoints.steps() == [1, 2]
+    assert loop.checkpoints.restore().data == 71
+
+
+def test_the_step_just_saved_is_not_an_old_one(steps):
+    loop = steps(every=50, keep_last=1)
+    loop.run(1, force=True)
+    loop.checkpoints.wait()
+    root = loop.checkpoints.folder
+
+    def another():  # after save has looked
+        shutil.copytree(step_folder(root, 1), step_folder(root, 99))
+
+    loop.run(1, force=True, before=another)
+    loop.checkpoints.wait()
+    assert loop.checkpoints.steps() == [2, 99]
+    loop.checkpoints.set_aside(after=2)
+
+
+def test_a_step_that_comes_again_is_saved(steps):
+    loop = steps(every=50)
+    loop.run(2, force=True)
+    loop.state, loop.rows.position = loop.checkpoints.restore(1).state, 70
+    loop.checkpoints.set_aside(after=1)
+    assert loop.run(1, force=True) == [True]
+    loop.state, loop.rows.position = loop.checkpoints.restore(1).state, 80
+    loop.advance()
+    with pytest.raises(JzeroError, match="step 2 is in .* already"):
+        loop.save(force=True)
+    assert loop.save(force=True, overwrite=True) is True
+    assert loop.checkpoints.restore(2).data == 81
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_is_on_the_disk_no_more_is_saved_again(steps, restored):
+    loop = steps(every=50)
+    loop.run(2, force=True)
+    if restored:
+        loop.state = loop.checkpoints.restore(2).state
+    assert loop.save(force=True) is False
+    loop.checkpoints.set_aside(after=1)
+    assert loop.save(force=True) is True
+    loop.checkpoints.wait()
+    shutil.rmtree(step_folder(loop.checkpoints.folder, 2))
+    assert loop.save(force=True) is True
+    loop.checkpoints.close()
+    assert loop.checkpoints.steps() == [1, 2]
 
 
 def test_later_steps_are_set_aside(steps):
@@ -94,20 +173,3 @@ def test_later_steps_are_set_aside(steps):
         loop.run(1)
         again = loop.checkpoints.set_aside(after=2)
         assert again is None or again.name == "after_00000002-2"
-
-
-def test_one_run_at_a_time_writes_in_a_folder(steps):
-    one, two = steps(every=1), steps(every=1)
-    with one.checkpoints:
-        one.run(1)
-        one.checkpoints.wait()
-        two.advance()
-        with pytest.raises(JzeroError, match=rf"process {os.getpid()} on .* writes checkpoints"):
-            two.save()
-        assert two.checkpoints.restore().step == 1, "reading is free"
-        one.run(1)
-    assert two.checkpoints.steps() == [1, 2]
-    with two.checkpoints:
-        two.state = two.checkpoints.restore().state
-        two.run(1)
-    assert two.checkpoints.steps() == [1, 2, 3]

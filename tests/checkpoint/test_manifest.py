@@ -1,5 +1,6 @@
 """What a manifest says comes back, and one that is not whole or not ours is refused."""
 
+import functools
 import json
 
 import jax.numpy as jnp
@@ -26,9 +27,40 @@ FACTS = Facts(
 MANIFEST = Manifest(
     50,
     {"params/w": leaf_entry((50, 3), "bfloat16", (7, 3)), "rng": leaf_entry((), "key<fry>")},
-    {"arrays/params%2Fw/c.0.0": FileEntry(46, 0xFFFFFFFF)},
+    {f"arrays/params%2Fw/c.{i}.0": FileEntry(46, 0xFFFFFFFF) for i in range(8)},
     FACTS,
 )
+
+
+GONE = object()
+BROKEN = {
+    "version": [GONE, None, "1", -1, True],
+    "step": [GONE, None, "50", -50, 50.0],
+    "leaves": [GONE, None, 5, [], {"params/w": 5}],
+    "files": [GONE, None, 5, {"arrays/x": 5}, {"arrays/x": {"bytes": -1, "crc": 0}}],
+    "facts": [GONE, None, 5, {}],
+    "facts/data": [GONE, 5, [], {}, None],
+    "facts/versions": [3, None],
+    "facts/config": [5],
+    "facts/mesh": [7, "data=8"],
+    "facts/stage": ["[red]3[/red]", 3.5],
+    "facts/source": [None],
+    "facts/another": [1],
+    "leaves/params w/shape": [GONE, None, "50", [50], [-50, 3], [10**12, 10**12], [1] * 40],
+    "leaves/params w/dtype": [GONE, None, 5, "bogus", "O", ">f2", "float32", "M8[s]", "V2"],
+    "leaves/params w/chunk": [GONE, None, [7], [0, 0], [1, 1], [-7, 3], [7, 3, 1]],
+    "leaves/params w/bytes": [GONE, None, 0, -300, "300", 302],
+    "leaves/params w": [
+        {"shape": [3], "dtype": "object", "chunk": [3], "bytes": 24},
+        {"shape": [1] * 40, "dtype": "int8", "chunk": [1] * 40, "bytes": 1},
+        {"shape": [10**4], "dtype": "int8", "chunk": [10**4], "bytes": 10**4},
+        {"shape": [10**4], "dtype": "int8", "chunk": [0], "bytes": 10**4},
+        {"shape": [3, 0], "dtype": "int8", "chunk": [0, 0], "bytes": 0},
+        {"shape": [3], "dtype": "key<fry>", "chunk": [2], "bytes": 8},
+    ],
+    "files/arrays params%2Fw c.0.0/bytes": [GONE, -1, "46", None],
+    "leaves/rng/chunk": [[], [3], "2"],
+}
 
 
 @pytest.fixture
@@ -55,11 +87,45 @@ def test_every_flipped_bit_is_noticed(folder):
             manifest.read(folder)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\x00" * 500, b"[]", b"{}", b"\xff\xfe"])
+NONE = [b"", b"{", b"\x00" * 500, b"[]", b"{}", b"\xff\xfe", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("text", NONE, ids=lambda text: str(text[:20]))
 def test_what_is_no_manifest(folder, text):
     (folder / "manifest.json").write_bytes(text)
     with pytest.raises(DamagedCheckpoint, match="manifest.json is cut short or changed"):
         manifest.read(folder)
+
+
+@pytest.mark.parametrize("where", BROKEN)
+def test_what_cannot_be_is_damage_though_the_checksum_fits(folder, where):
+    *keys, last = (key.replace(" ", "/") for key in where.split("/"))
+    for value in BROKEN[where]:
+        manifest.write(folder, MANIFEST)
+        found = json.loads((folder / "manifest.json").read_text())
+        inside = functools.reduce(lambda x, key: x[key], keys, found)
+        inside[last] = value
+        if value is GONE:
+            del inside[last]
+        sign(folder, found)
+        with pytest.raises(DamagedCheckpoint, match="checksum that fits, but says what cannot be"):
+            manifest.read(folder)
+
+
+def test_a_number_that_json_has_not(folder):
+    """`inspect --json` could not show it."""
+    found = json.loads((folder / "manifest.json").read_text())
+    found["facts"]["config"] = {"lr": float("nan")}
+    sign(folder, found)
+    with pytest.raises(DamagedCheckpoint, match="is cut short or changed"):
+        manifest.read(folder)
+
+
+def sign(folder, found):
+    """Writes a manifest with a checksum that fits."""
+    rest = {key: value for key, value in found.items() if key != "checksum"}
+    text = json.dumps({**rest, "checksum": manifest._checksum(rest)})
+    (folder / "manifest.json").write_text(text)
 
 
 def test_none_at_all(folder):

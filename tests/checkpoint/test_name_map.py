@@ -93,6 +93,10 @@ def test_leaves_and_tensors_can_be_left_out():
         ([{"ours": "embed"}], "rule 1 is .*; give ours and theirs"),
         ([{**RULES[0], "permute": True}], "rule 1 is .*; give ours and theirs"),
         ([{"ours": 1, "theirs": "x"}], "rule 1: ours is a name or null"),
+        *(
+            ([{"ours": "embed", "theirs": theirs}], "rule 1: ours is a name or null, theirs a name")
+            for theirs in (5, 0, True, False, {"a": 1}, ["a", 5], [], ["a", None])
+        ),
         ([{"ours": None, "theirs": None}], "rule 1: neither ours nor theirs is named"),
         ([{**RULES[0], "transpose": "yes"}], "rule 1: transpose is true, or the order"),
         ([{**RULES[0], "reshape": [-1, 4]}], "rule 1: reshape is a shape"),
@@ -123,6 +127,12 @@ def test_a_map_from_a_file(tmp_path):
         load(f"{tmp_path}/names.py:other")
     with pytest.raises(JzeroError, match="no such file: .*none.json"):
         load(f"{tmp_path}/none.json")
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(JzeroError, match="folder.json: Is a directory; give a file"):
+        load(f"{tmp_path}/folder.json")
+    (tmp_path / "null.json").write_text("null")  # which is no map, and not none
+    with pytest.raises(JzeroError, match="NoneType; give a list of rules"):
+        load(f"{tmp_path}/null.json")
     (tmp_path / "bad.json").write_text("[")
     with pytest.raises(JzeroError, match="bad.json: is not JSON"):
         load(f"{tmp_path}/bad.json")

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from weights import NAMES, STACK, save, values_in
 
-from jzero.checkpoint import DamagedCheckpoint, Reader, chunks, export_safetensors, manifest
+from jzero.checkpoint import (
+    DamagedCheckpoint,
+    Facts,
+    Reader,
+    chunks,
+    export_safetensors,
+    manifest,
+    write_leaves,
+)
 from jzero.checkpoint.safetensors import folder
 from jzero.errors import JzeroError
 
@@ -85,6 +93,21 @@ def test_a_damaged_step_leaves_no_export_and_names_the_one_before(tmp_path):
     assert (error.value.step, error.value.before) == (2, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     export_safetensors(tmp_path / "run", tmp_path / "out", step=1)
+
+
+def test_a_tensor_has_not_the_name_of_a_files_notes(tmp_path):
+    save(tmp_path / "run", {"params/w": np.zeros(3, np.float32)})
+    rules = [{"ours": "w", "theirs": "__metadata__"}]
+    with pytest.raises(JzeroError, match="'__metadata__' is no name for a tensor"):
+        export_safetensors(tmp_path / "run", tmp_path / "out", name_map=rules)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_key_is_no_tensor(tmp_path):
+    arrays = [("params/key", (), "key<fry>", np.zeros(2, np.uint32))]
+    write_leaves(tmp_path / "run", 1, arrays, Facts())
+    with pytest.raises(JzeroError, match="key is key<fry>, which safetensors files cannot hold"):
+        export_safetensors(tmp_path / "run", tmp_path / "out")
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):

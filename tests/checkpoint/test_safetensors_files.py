@@ -84,6 +84,13 @@ def test_a_dtype_that_the_format_has_not_is_refused(tmp_path):
         create(tmp_path / "x", {"w": Spec((2,), "int4")})
 
 
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
+def test_a_name_that_the_format_has_not_is_refused(tmp_path, name):
+    with pytest.raises(JzeroError, match="is no name for a tensor .* with a name map"):
+        create(tmp_path / "x", {name: Spec((2,), "int8")})
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -1,4 +1,4 @@
-"""SIGTERM, or a preemption notice: the running step is saved, and the program ends by itself."""
+"""SIGTERM, a preemption notice, Ctrl-C: the running step is saved, and the program ends."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ from loops import Loop
 from processes import finish, started
 
 from jzero.checkpoint import folders, manifest
+from jzero.checkpoint.lock import Lock
 from jzero.checkpoint.stop import Stop
 
 HERE = Path(__file__).parent
@@ -87,6 +88,64 @@ def test_other_threads_cannot_catch_it_and_say_so(signals, caplog):
     stops[0].close()
 
 
+# --- Ctrl-C
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_waits_for_the_next_save(tmp_path):
+    """Within a step it would lose the state, which the step was given."""
+    loop = Loop(tmp_path, every=50)
+    with pytest.raises(KeyboardInterrupt), loop.checkpoints:
+        loop.advance()
+        assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
+        loop.state, _ = loop.step(loop.state, next(loop.rows))
+        interrupt()
+        loop.checkpoints.save(loop.state)
+        loop.advance()  # save raises it: not come to
+    assert loop.checkpoints.steps() == [2] and not loop.checkpoints.stopping
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_after_the_last_save_is_raised_at_the_end(tmp_path):
+    loop = Loop(tmp_path, every=50)
+    with pytest.raises(KeyboardInterrupt), loop.checkpoints:
+        loop.advance()
+        interrupt()
+    assert loop.checkpoints.steps() == [1]
+
+
+def test_a_second_interrupt_acts_at_once(caplog):
+    stop = Stop(interrupts=True)
+    interrupt()
+    assert not stop.reached() and "a second one ends at once" in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        stop.interrupt()
+    stop.interrupt()
+    stop.close()
+
+
+def test_interrupts_are_left_alone_outside_of_a_block_and_where_they_are_handled(tmp_path):
+    loop = Loop(tmp_path, every=50)
+    loop.advance()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    loop.checkpoints.close()
+
+    def mine(number, frame): ...
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        stop = Stop(interrupts=True)
+        assert signal.getsignal(signal.SIGINT) is mine
+        stop.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 SECOND = """
 import os, signal
 from jzero.checkpoint.stop import Stop
@@ -108,6 +167,8 @@ def test_a_second_one_ends_the_program_at_once():
 @pytest.mark.slow
 def test_all_processes_save_the_same_step(tmp_path):
     """One of two gets the signal; JAX's preemption service tells the other."""
+    (tmp_path / "taken").mkdir()
+    taken = Lock(tmp_path / "taken")
     with started(HERE / "stop_worker.py", [[tmp_path]] * 2, devices=1) as both:
         end = time.monotonic() + 200
         while not folders.published(tmp_path) and time.monotonic() < end:
@@ -116,6 +177,12 @@ def test_all_processes_save_the_same_step(tmp_path):
             time.sleep(0.05)
         both[1].send_signal(signal.SIGTERM)
         printed = finish(both)
+    taken.release()
+    for number, out in enumerate(printed):
+        told = [line.removeprefix("refused: ") for line in out.splitlines() if "refused" in line]
+        first, second = "writes checkpoints here", "process 0 could not take"
+        assert len(told) == 1 and (second if number else first) in told[0]
+    assert folders.published(tmp_path / "back") == [1]
     reached = {out.splitlines()[-1] for out in printed}  # gloo speaks before
     assert len(reached) == 1, printed
     last = int(reached.pop().removeprefix("stopped after "))

@@ -22,7 +22,7 @@ from jzero.errors import RunFailed
 
 DTYPES = (
     "float32 bfloat16 float16 float64 int8 int32 int64 uint8 uint32 bool int4 uint4 int2 "
-    "float8_e4m3fn float8_e5m2 float8_e4m3 float8_e8m0fnu float4_e2m1fn"
+    "complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3 float8_e8m0fnu float4_e2m1fn"
 ).split()
 
 
@@ -70,15 +70,31 @@ def test_zeros_are_written(tmp_path):
 
 
 def test_other_programs_can_read_the_arrays(tmp_path):
-    x = bits((50, 7), "bfloat16")
-    folder = make(tmp_path, {"params/a b%": x}).folder / "arrays" / "params%2Fa%20b%25"
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(folder)}}
-    assert ts.open(spec).result().read().result().tobytes() == x.tobytes()
+    for step, dtype in enumerate(["bfloat16", "complex128"]):
+        x = bits((50, 7), dtype)
+        folder = make(tmp_path, {"params/a b%": x}, step).folder / "arrays" / "params%2Fa%20b%25"
+        array = ts.open(
+            {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(folder)}}
+        ).result()
+        assert array.dtype.name == dtype
+        assert array.read().result().tobytes() == x.tobytes()
 
 
 def test_names(tmp_path):
     """Any text is a leaf's name, long ones that begin alike too."""
-    names = ["", ".", "..", "a/b", "a%2Fb", "ä", "x" * 300, "x" * 299 + "y", "a\\b", "c.0"]
+    names = [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "a%2Fb",
+        "ä",
+        "x" * 300,
+        "x" * 299 + "y",
+        "a\\b",
+        "c.0",
+        "\ud800",
+    ]
     leaves = {f"params/{name}": np.full(2, i) for i, name in enumerate(names)}
     reader = make(tmp_path, leaves)
     for name, x in leaves.items():
@@ -110,6 +126,22 @@ def test_work_in_flight_is_bounded():
         assert done is job  # in order
         Job.held -= done.size
     assert Job.most == 200 and Job.held == 0
+
+
+def test_what_an_interrupt_leaves_under_way_is_waited_for():
+    """Else a file could come after its folder was taken away."""
+    waited = []
+
+    class Interrupted:
+        def result(self):
+            waited.append(self)
+            if len(waited) == 1:
+                raise KeyboardInterrupt
+
+    first, second = Interrupted(), Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        list(windowed((50, lambda job=job: job) for job in (first, second)))
+    assert waited == [first, first, second]
 
 
 def test_leaves_may_be_made_one_at_a_time(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 
 import data
+import documents
 import numpy as np
 import pytest
 
@@ -40,13 +41,13 @@ def corpus(tmp_path_factory, folder):
 
 
 def test_files_folders_globs_and_jsonl_give_the_same_documents(tmp_path, folder, texts):
-    assert data.read_documents([folder]) == texts
-    assert data.read_documents([f"{folder}/*.txt"]) == texts
-    assert data.read_documents(sorted(folder.iterdir())) == texts
+    assert documents.read_documents([folder]) == texts
+    assert documents.read_documents([f"{folder}/*.txt"]) == texts
+    assert documents.read_documents(sorted(folder.iterdir())) == texts
     lines = tmp_path / "all.jsonl"
     lines.write_text("\n".join(json.dumps({"id": 1, "text": text}) for text in texts) + "\n\n")
-    assert data.read_documents([lines]) == texts
-    assert data.read_documents([lines, folder]) == texts  # repetitions are dropped
+    assert documents.read_documents([lines]) == texts
+    assert documents.read_documents([lines, folder]) == texts  # repetitions are dropped
 
 
 def test_a_folder_is_searched_for_text_alone(tmp_path):
@@ -54,14 +55,14 @@ def test_a_folder_is_searched_for_text_alone(tmp_path):
     (tmp_path / "inner" / "b.md").write_text("b")
     (tmp_path / "a.py").write_text("a")
     (tmp_path / "c.png").write_bytes(b"\x89PNG\xff")
-    assert data.read_documents([tmp_path]) == ["a", "b"]
+    assert documents.read_documents([tmp_path]) == ["a", "b"]
 
 
 def test_the_default_corpus_is_the_standard_library():
-    documents = data.read_documents()
-    assert sum(map(len, documents)) > 4e6
-    assert any("class OrderedDict" in text for text in documents)
-    assert documents == data.read_documents()
+    found = documents.read_documents()
+    assert sum(map(len, found)) > 4e6
+    assert any("class OrderedDict" in text for text in found)
+    assert found == documents.read_documents()
 
 
 @pytest.mark.parametrize(
@@ -91,40 +92,40 @@ def test_bad_text_is_refused_in_one_line(tmp_path, name, content, message):
 
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(JzeroError, match="the folder holds no .txt, .md, .rst, .py, .jsonl file"):
-        data.read_documents([tmp_path])
+        documents.read_documents([tmp_path])
 
 
 # --- splitting
 
 
 def test_held_out_documents_are_never_trained_on(texts):
-    train, held_out = data.split_documents(texts)
+    train, held_out = documents.split_documents(texts)
     assert set(train).isdisjoint(held_out)
     assert sorted(train + held_out) == sorted(texts)
     share = sum(map(len, held_out)) / sum(map(len, texts))
-    assert data.HELD_OUT <= share < 2 * data.HELD_OUT
-    assert data.split_documents(texts) == (train, held_out)
+    assert documents.HELD_OUT <= share < 2 * documents.HELD_OUT
+    assert documents.split_documents(texts) == (train, held_out)
 
 
 def test_one_long_document_is_cut_at_line_breaks(texts):
     whole = "".join(texts)
-    train, held_out = data.split_documents([whole])
+    train, held_out = documents.split_documents([whole])
     assert len(train) > 40 and set(train).isdisjoint(held_out)
     assert sum(map(len, train + held_out)) == len(whole)
     assert all(piece.endswith("\n") for piece in train + held_out)
-    assert list(data.cut("x" * 25, 10)) == ["x" * 10, "x" * 10, "x" * 5]
+    assert list(documents.cut("x" * 25, 10)) == ["x" * 10, "x" * 10, "x" * 5]
 
 
 # --- tokenising
 
 
 def test_tokens_are_the_text_again(corpus, texts):
-    train, held_out = data.split_documents(texts)
-    for stream, documents in ((corpus.train, train), (corpus.held_out, held_out)):
+    train, held_out = documents.split_documents(texts)
+    for stream, texts in ((corpus.train, train), (corpus.held_out, held_out)):
         starts = np.flatnonzero(stream == 0)
-        assert len(starts) == len(documents)
+        assert len(starts) == len(texts)
         parts = np.split(stream, starts)[1:]
-        assert [corpus.tokenizer.decode(part[1:].tolist()) for part in parts] == documents
+        assert [corpus.tokenizer.decode(part[1:].tolist()) for part in parts] == texts
     assert corpus.held_out_bytes == sum(len(text.encode()) for text in held_out)
     assert corpus.train.max() < corpus.tokenizer.get_vocab_size() <= 300
 

@@ -6,12 +6,16 @@ import signal
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from lm_runs import FLAGS, SCRIPT, Session, config, corpus, lines, start
-from resume import changes
+from resume import LAST, changes, resume
 
+import jzero
 from jzero.checkpoint import Reader, folders, manifest
+from jzero.errors import JzeroError
 
 pytestmark = pytest.mark.xdist_group("lm_resume")
 
@@ -205,6 +209,7 @@ def test_a_damaged_checkpoint_ends_the_run(runs, damage, kind):
     assert err.startswith("train.py: error: ")
     assert f"step_00000020 is damaged: {path.relative_to(folder)} " in err
     assert "the last complete step before it is 15" in err
+    assert err.strip().endswith("--resume 15 does both")
     assert len(rows(out)) == STEPS, "nothing is touched"
 
 
@@ -251,3 +256,14 @@ def test_sigterm_saves_the_running_step_and_ends_the_run(tmp_path):
         f"train.py: stopped after step {step} of 2000, which is saved: go on with --resume"
     )
     assert len(lines(metrics)) == step and not (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("position", [None, {"row": 1}, {"run": [1]}, {"run": None}])
+def test_a_checkpoint_of_another_program_is_refused(tmp_path, position):
+    zero = jzero.Zero(stage=1)
+    state = zero.init(lambda key: {"w": jnp.zeros(3)}, optax.sgd(0.1))
+    with zero.checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(state, position, force=True)
+        checkpoints.wait()
+        with pytest.raises(JzeroError, match="is not one that this script has saved"):
+            resume(checkpoints, LAST, {"--model": "tiny"}, zero.config, 10, print)

@@ -141,7 +141,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The zip's members by name, whole and as they were written.
 
     Raises:
-      ValueError: one that is compressed, comes twice, or has another checksum.
+      ValueError: one that is compressed, comes twice, or has another length or checksum.
     """
     members = {info.filename: info for info in archive.infolist()}
     if len(members) < len(archive.infolist()):
@@ -151,6 +151,8 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     for info in archive.infolist():
         if info.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{info.filename} is compressed, which torch.save never does")
+        if info.compress_size != info.file_size:  # else the checksum is of something else
+            raise ValueError(f"{info.filename} has two lengths")
         with archive.open(info) as member:  # compares the checksum at the end
             while member.read(_BLOCK):
                 pass

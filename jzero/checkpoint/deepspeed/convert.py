@@ -20,6 +20,7 @@ from jzero.checkpoint.folders import published, step_folder
 from jzero.checkpoint.host_leaves import HostLeaf, write_leaves
 from jzero.checkpoint.manifest import Facts
 from jzero.checkpoint.name_map import NameMap
+from jzero.checkpoint.steps import make_folder
 from jzero.errors import JzeroError
 from jzero.setup import Setup
 
@@ -77,7 +78,8 @@ def import_deepspeed(
 
     Raises:
       JzeroError: files that are missing, damaged, of two saves, of a kind that is not imported, or
-        that name what may not be read; parameters or moments that do not fit; a step that is there.
+        that name what may not be read; parameters or moments that do not fit; a step that is there;
+        no folder that can be made.
       RunFailed: it cannot be written.
     """
     source = read_source(folder)
@@ -111,6 +113,7 @@ def import_deepspeed(
         dynamic_loss_scale=bool(numbers) and source.loss_scale is not None,
         applied_steps=source.steps - source.skipped,
     )
+    make_folder(Path(directory))
     written = write_leaves(Path(directory), source.steps, leaves, facts)
     moved = (origin for origin, what in made.values() if what in MOMENTS)
     placed = {parameter.name for origin in moved for _, parameter in origin.parameters}

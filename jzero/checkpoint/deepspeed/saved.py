@@ -11,6 +11,7 @@ from jzero.errors import JzeroError
 
 T = TypeVar("T")
 Key = str | int
+_END = 2**31  # a state counts in int32
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,14 @@ class Saved:
             )
         return found
 
+    def count(self, *keys: Key) -> int:
+        """A count below some keys, as a state can hold it.
+
+        Raises:
+          JzeroError: it is not there, or is no such count.
+        """
+        return self.as_count(self.get(int, *keys), ".".join(map(str, keys)))
+
     def find(self, *keys: Key) -> Any:
         """The same, or None where it is not there."""
         found = self.content
@@ -69,11 +78,27 @@ class Saved:
         return dict(found)
 
     def steps(self, *keys: Key) -> int | None:
-        """A count of steps: a number, or a tensor of one; None where there is none."""
+        """A count of steps: a number, or a tensor of one; None where there is none.
+
+        Raises:
+          JzeroError: it is below 0, or more than a state can count.
+        """
         found = self.find(*keys)
         if isinstance(found, Tensor) and found.size == 1:
             found = found.read().item()
-        return int(found) if isinstance(found, int | float) and found == found // 1 else None
+        if not isinstance(found, int | float) or found != found // 1:
+            return None
+        return self.as_count(int(found), ".".join(map(str, keys)) or "it")
+
+    def as_count(self, number: int, what: str) -> int:
+        """A number that the file tells, if a state can hold it.
+
+        Raises:
+          JzeroError: it is below 0, or too large.
+        """
+        if not 0 <= number < _END:  # which is not shown: it may have thousands of digits
+            raise JzeroError(f"{self.path}: {what} is no count: it is below 0, or 2**31 or more")
+        return number
 
 
 def read(path: Path) -> Saved:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
+
+import numpy as np
 
 from jzero.checkpoint.deepspeed import partitions, universal
 from jzero.checkpoint.deepspeed.archive import Tensor
@@ -77,12 +78,15 @@ def read_source(folder: str | Path) -> Source:
         parameters |= {p.name: p for p in _frozen_pieces(models)}
     else:
         parameters |= {p.name: p for p in _whole(model, parameters, tied)}
+    steps, skipped = model.count("global_steps"), model.count("skipped_steps")
+    if skipped > steps:
+        raise JzeroError(f"{model.path}: has {skipped} skipped steps of {steps}")
     version = model.get(str, "ds_version")
     return Source(
         parameters,
         {name: stored for name, stored in tied.items() if stored in parameters},
-        model.get(int, "global_steps"),
-        model.get(int, "skipped_steps"),
+        steps,
+        skipped,
         loss_scale,
         f"DeepSpeed {version}, {files.folder}",
     )
@@ -146,6 +150,9 @@ def _loss_scale(optimizer: Saved, *keys: str) -> LossScale | None:
     if not held.get("dynamic"):
         return None
     inside = Saved(optimizer.path, held)
-    scale = inside.get(Real, "cur_scale")  # an int until it changes
+    scale = inside.find("cur_scale")  # an int until it changes
+    if not isinstance(scale, int | float) or not 0 < scale <= float(np.finfo(np.float32).max):
+        raise JzeroError(f"{optimizer.path}: the loss scale is not a positive, finite float32")
     clean = inside.get(int, "cur_iter") - inside.get(int, "last_overflow_iter") - 1
-    return LossScale(float(scale), clean, inside.get(int, "cur_hysteresis"))
+    clean = inside.as_count(clean, "cur_iter after last_overflow_iter")
+    return LossScale(float(scale), clean, inside.count("cur_hysteresis"))

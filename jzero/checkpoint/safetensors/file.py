@@ -44,6 +44,7 @@ DTYPES = {
 """The format's name of a dtype -> NumPy's."""
 
 _CODES = {name: code for code, name in DTYPES.items()}
+_METADATA = "__metadata__"  # of the file, among the tensors' names in its header
 _LENGTH = 8
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 _BLOCK = 1 << 24
@@ -109,6 +110,22 @@ class Tensor:
         return np.memmap(self.file, jnp.dtype(dtype), "r", self.offset, shape)
 
 
+def check(specs: Mapping[str, Spec]) -> None:
+    """Refuses what a file cannot hold.
+
+    Raises:
+      JzeroError: a name or a dtype that the format does not have.
+    """
+    for name, spec in specs.items():
+        if name == _METADATA or not _is_text(name):
+            raise JzeroError(
+                f"{name!r} is no name for a tensor in a safetensors file: give it another one with "
+                f"a name map"
+            )
+        if spec.dtype not in _CODES:
+            raise JzeroError(f"{name} is {spec.dtype}, which safetensors files cannot hold")
+
+
 def create(path: Path, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
     """Makes a file with its header and room for every tensor, which `Tensor.write` fills.
 
@@ -120,15 +137,13 @@ def create(path: Path, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
       Name -> the tensor's place.
 
     Raises:
-      JzeroError: a dtype that the format does not have.
+      JzeroError: a name or a dtype that the format does not have.
     """
-    for name, spec in specs.items():
-        if spec.dtype not in _CODES:
-            raise JzeroError(f"{name} is {spec.dtype}, which safetensors files cannot hold")
+    check(specs)
     # The widest first, so that every tensor starts at a multiple of its element's size.
     order = sorted(specs, key=lambda name: (-jnp.dtype(specs[name].dtype).itemsize, name))
     # `format` is asked for by the programs that load such files into PyTorch.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {_METADATA: {"format": "pt"}}
     begin = 0
     for name in order:
         end = begin + specs[name].nbytes
@@ -178,7 +193,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         header = json.loads(text.decode(), object_pairs_hook=_without_repeats)
         if not isinstance(header, dict):
             raise ValueError("its header is not an object")
-        header.pop("__metadata__", None)
+        header.pop(_METADATA, None)
         tensors = {name: _entry(path, name, header[name], _LENGTH + length) for name in header}
     except (ValueError, RecursionError) as error:
         raise JzeroError(f"{path}: is not a safetensors file: {error}") from None
@@ -215,6 +230,15 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> Tensor:
     if end - begin != spec.nbytes:
         raise ValueError(f"{name} has {end - begin:,} bytes, but {code} {shape} is {spec.nbytes:,}")
     return Tensor(path, name, spec, start + begin)
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be written: JSON, and so a name, may have halves of characters."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

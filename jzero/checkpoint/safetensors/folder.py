@@ -1,11 +1,12 @@
 """A model in one safetensors file or in several with an index, as Hugging Face lays them out."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from jzero.checkpoint.safetensors.file import Spec, Tensor, create, read_header
+from jzero.checkpoint.safetensors.file import Spec, Tensor, check, create, read_header
 from jzero.errors import JzeroError
 
 ONE = "model.safetensors"
@@ -25,8 +26,9 @@ def create_files(folder: Path, specs: Mapping[str, Spec], most: int) -> dict[str
       Name -> the tensor's place.
 
     Raises:
-      JzeroError: a dtype that the format does not have.
+      JzeroError: a name or a dtype that the format does not have.
     """
+    check(specs)  # of all files, before the first is made
     shards = split(specs, most)
     if len(shards) == 1:
         return create(folder / ONE, specs)
@@ -124,7 +126,7 @@ def _of_index(index: Path) -> list[Path]:
             raise JzeroError(f"{index}: names {file!r}, which is not a file beside it")
         if path.suffix in _PICKLED:
             raise JzeroError(_pickled(path))
-        if not path.is_file():
+        if not os.path.isfile(path):  # also where its name is too long for one
             raise JzeroError(f"{index}: names {file}, which is missing")
         paths[file] = path
     for file, path in paths.items():

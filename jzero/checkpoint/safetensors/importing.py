@@ -18,6 +18,7 @@ from jzero.checkpoint.manifest import Facts
 from jzero.checkpoint.name_map import NameMap
 from jzero.checkpoint.safetensors.file import Tensor
 from jzero.checkpoint.safetensors.folder import find
+from jzero.checkpoint.steps import make_folder
 from jzero.errors import JzeroError
 from jzero.setup import Setup
 
@@ -64,7 +65,7 @@ def import_safetensors(
 
     Raises:
       JzeroError: files that are missing, damaged or pickled; names or shapes that differ; tied
-        tensors that do; a checkpoint that is there.
+        tensors that do; a checkpoint that is there; no folder that can be made.
       RunFailed: it cannot be written.
 
     Example:
@@ -97,6 +98,7 @@ def import_safetensors(
             yield PARAMS + leaf, entry.shape, entry.dtype, make
 
     facts = Facts(source=f"imported from {', '.join(map(str, given))}")
+    make_folder(directory)
     folder = write_leaves(directory, STEP, all_leaves(), facts)
     return Imported(folder, len(sources_of), tuple(sorted(skipped)), casts)
 

@@ -1,5 +1,7 @@
 """The network of scripts/deepspeed_fixtures.py, and what DeepSpeed calls its leaves."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,3 +127,9 @@ def workload() -> jzero.Workload:
         batch=lambda rows: {"tokens": jax.ShapeDtypeStruct((rows, 6), jnp.int32)},
         tx=optax.partition({"trained": optimizer(), "frozen": optax.set_to_zero()}, parts),
     )
+
+
+def with_average() -> jzero.Workload:
+    """The same with an average of updates, of which DeepSpeed has no counterpart."""
+    found = workload()
+    return dataclasses.replace(found, tx=optax.chain(found.tx, optax.ema(0.9)))

@@ -142,6 +142,21 @@ def test_a_file_that_is_not_whole_is_refused(saves, tmp_path, damage, says):
         load(path)
 
 
+def test_a_member_whose_checksum_is_of_nothing_is_refused(saves, tmp_path):
+    """A zip that says a member has no bytes, of which one is changed."""
+    path = tmp_path / "rank.pt"
+    shutil.copy(saves / "stage1/step4/mp_rank_00_model_states.pt", path)
+    with zipfile.ZipFile(path) as archive:
+        info = next(x for x in archive.infolist() if "/data/" in x.filename and x.file_size > 16)
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(info.filename.encode()) - 46  # in the list at the end
+    data[entry + 16 : entry + 24] = bytes(8)  # the checksum and the length as stored
+    data[info.header_offset + 14 : info.header_offset + 22] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(JzeroError, match=f"{info.filename} has two lengths"):
+        load(path)
+
+
 def plain(found):
     """What was loaded, comparable, with the values of tensors."""
     if isinstance(found, dict):

@@ -6,7 +6,7 @@ import pytest
 from deepspeed_net import name_map, set_up
 
 from jzero.checkpoint import folders
-from jzero.checkpoint.deepspeed import import_deepspeed
+from jzero.checkpoint.deepspeed import import_deepspeed, pickles, saved
 from jzero.errors import JzeroError
 
 RANK = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
@@ -137,6 +137,52 @@ def test_files_of_one_whole_save_or_none(saves, tmp_path, tangle):
     with pytest.raises(JzeroError, match=says):
         import_deepspeed(folder, tmp_path / "out", setup, name_map=name_map)
     assert not folders.published(tmp_path / "out")
+
+
+STEPS = ("global_steps", "skipped_steps")
+TOO_MUCH = 10**5000  # which Python does not even print
+NO_COUNTS = {
+    "steps below 0": ("stage2", {"global_steps": -5}, "global_steps is no count: it is below 0"),
+    "steps beyond int32": ("stage2", {"global_steps": 2**31}, "global_steps is no count"),
+    "any number of steps": ("stage2", dict.fromkeys(STEPS, TOO_MUCH), "global_steps is no count"),
+    "more skipped than done": ("stage2", {"skipped_steps": 5}, "has 5 skipped steps of 4"),
+    "Adam's steps": ("stage2", {"step": 2**40}, "step is no count"),
+    "Adam's steps below 0": ("stage2", {"step": -1.0}, "step is no count"),
+    "hysteresis": ("stage2_fp16", {"cur_hysteresis": -1}, "cur_hysteresis is no count"),
+    "steps at a scale": (
+        "stage2_fp16",
+        {"last_overflow_iter": 9},
+        "last_overflow_iter is no count",
+    ),
+    "a scale of 0": ("stage2_fp16", {"cur_scale": 0}, "loss scale is not a positive"),
+    "an endless scale": (
+        "stage2_fp16",
+        {"cur_scale": float("inf")},
+        "loss scale is not a positive",
+    ),
+    "a scale of no float": ("stage2_fp16", {"cur_scale": TOO_MUCH}, "loss scale is not a positive"),
+}
+
+
+@pytest.mark.parametrize("case", NO_COUNTS)
+def test_numbers_that_no_state_holds(saves, tmp_path, monkeypatch, case):
+    save, told, says = NO_COUNTS[case]
+    monkeypatch.setattr(saved, "load", lambda path: replaced(pickles.load(path), told))
+    setup = set_up(precision="fp16" if "fp16" in save else "fp32").setup
+    with pytest.raises(JzeroError, match=says):
+        import_deepspeed(saves / save, tmp_path / "out", setup, name_map=name_map)
+    assert not (tmp_path / "out").exists()
+
+
+def replaced(found, told):
+    """What was loaded, with other values under some keys."""
+    if isinstance(found, pickles.Record):
+        vars(found).update(replaced(vars(found), told))
+    elif isinstance(found, dict):
+        return {key: told.get(key, replaced(value, told)) for key, value in found.items()}
+    elif isinstance(found, list):
+        return [replaced(value, told) for value in found]
+    return found
 
 
 def test_a_step_that_is_there_stays(saves, tmp_path):
