@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from jzero.recipe import Recipe
+from jzero.rounding import to_bfloat16
 
 
 def whole_with_tap(recipe: Recipe, value, tap):
@@ -37,7 +38,11 @@ read_with_tap.defvjp(_forward, _backward)
 
 def cast(recipe: Recipe, value) -> jax.Array:
     """A parameter in the dtype in which the model computes."""
-    return value.astype(recipe.dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    if recipe.by_bits and (value.dtype, recipe.dtype) == (jnp.float32, "bfloat16"):
+        return to_bfloat16(value)
+    return value.astype(recipe.dtype)
 
 
 def whole(recipe: Recipe, value) -> jax.Array:

@@ -110,12 +110,13 @@ class Layout:
             self.mesh.auto_axes,
             compute,
             self.policy.communication if reduced else compute,
+            by_bits=leaf.shard_parameter and self.mesh.platform == "tpu",
         )
 
     def global_recipe(self, leaf: Leaf) -> Recipe:
         """How the leaf is read outside of it, by a model for inference."""
         dtype = self.compute_dtype(leaf)
-        return Recipe(leaf, (), (), dtype, dtype, self.mesh.storage)
+        return Recipe(leaf, (), (), dtype, dtype, mesh=self.mesh.storage)
 
     def manual_spec(self, leaf: Leaf, sharded: bool) -> PartitionSpec:
         return leaf.spec(self.mesh.manual_shard_axes, sharded, others=False)

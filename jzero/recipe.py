@@ -18,6 +18,7 @@ class Recipe:
       auto_axes: the mesh's other axes, which are automatic there.
       dtype: the dtype in which the model computes.
       reduce_dtype: the dtype of the gradient that a read hands back.
+      by_bits: cast in a way that XLA:TPU leaves in the layer loop; see `jzero.rounding`.
       mesh: outside the manual region, the mesh on which the array is placed.
     """
 
@@ -26,6 +27,7 @@ class Recipe:
     auto_axes: tuple[str, ...]
     dtype: str
     reduce_dtype: str
+    by_bits: bool = False
     mesh: Mesh | AbstractMesh | None = None
 
     def dims(self, ndim: int) -> tuple[int, ...]:
