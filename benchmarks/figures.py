@@ -11,7 +11,7 @@ from rich.text import Text
 
 from benchmarks.race import Quartiles, quartiles
 from jzero import targets
-from jzero.plan.rows import size
+from jzero.units import size
 
 # A device as JAX names it, and as one of jzero's targets, which have its peak.
 _TARGETS = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from jzero.cli.parser import Parser, add_json, check_file, output, write_json
 from jzero.errors import JzeroError, RunFailed
-from jzero.plan.rows import size
+from jzero.units import size
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "lm"

@@ -31,7 +31,7 @@ from jzero.console import say
 from jzero.errors import JzeroError, RunFailed
 from jzero.hlo.peak import Large
 from jzero.partition import STAGES
-from jzero.plan.rows import size
+from jzero.units import size
 
 LIMIT = 1.05
 """A peak is at most so much of the sum of the terms."""

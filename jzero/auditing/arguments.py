@@ -31,7 +31,7 @@ class Role(Enum):
 
     STATE = "state"
     BATCH = "batch"
-    OPEN = "open"  # weights that never change, or a batch of floats
+    UNSURE = "unsure"  # weights that never change, or a batch of floats
     SCALAR = "scalar"  # a learning rate, a counter, a key of the state
 
 
@@ -172,10 +172,10 @@ def _resharded(one: Shape, other: Shape, devices: int) -> bool:
     )
 
 
-def _role(shape: Shape, is_state: bool, may_be_open: bool) -> Role:
+def _role(shape: Shape, is_state: bool, may_be_unsure: bool) -> Role:
     integer = not re.match(r"b?f\d", shape.dtype)
     if not shape.dims or (is_state and integer and shape.elements <= SMALL):
         return Role.SCALAR
     if is_state:
         return Role.STATE
-    return Role.OPEN if may_be_open and not integer else Role.BATCH
+    return Role.UNSURE if may_be_unsure and not integer else Role.BATCH

@@ -81,7 +81,7 @@ def audit(
     held = kept(flow, origins, found)
     state, batch, unsure = (
         tuple(sorted({each.root for each in known.of(role)}))
-        for role in (Role.STATE, Role.BATCH, Role.OPEN)
+        for role in (Role.STATE, Role.BATCH, Role.UNSURE)
     )
     return Report(
         mesh=dict(mesh.shape),

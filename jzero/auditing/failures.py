@@ -9,7 +9,7 @@ from jzero.auditing.moved import Moved
 from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
 from jzero.hlo.text import Shape
-from jzero.plan.rows import size
+from jzero.units import size
 
 _GATHER = (
     "Gather the weight where it is used, so that the compiler has no choice: train with "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from jzero.auditing.arguments import BACKWARD, FORWARD
 from jzero.auditing.moved import Moved
 from jzero.hlo.text import Shape
-from jzero.plan.rows import size
+from jzero.units import size
 
 
 def merged(found: Iterable[Moved]) -> list[Moved]:

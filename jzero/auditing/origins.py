@@ -49,7 +49,8 @@ class Origins:
         # Without an output that is state, its gradients cannot be told from activations.
         self._may_be_gradients = known.has_backward and not known.state_outputs
         state, batch, unsure = (
-            [each.array for each in known.of(role)] for role in (Role.STATE, Role.BATCH, Role.OPEN)
+            [each.array for each in known.of(role)]
+            for role in (Role.STATE, Role.BATCH, Role.UNSURE)
         )
         self._ends_in_state = flow.reach(known.state_outputs, _each, back=True)
         views = flow.reach(state, _same)

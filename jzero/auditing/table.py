@@ -9,7 +9,7 @@ from jzero.auditing.lines import added_up, array, held, merged, short
 from jzero.auditing.moved import Moved
 from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
-from jzero.plan.rows import Unit, size, unit_for
+from jzero.units import Unit, size, unit_for
 
 MOST = 12
 """Rows of a table that names single arrays; the rest is counted in its last row."""

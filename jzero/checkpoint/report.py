@@ -13,7 +13,7 @@ from jzero.checkpoint.entries import PARTS
 from jzero.checkpoint.manifest import VERSION, Manifest
 from jzero.checkpoint.steps import StepStatus
 from jzero.console import say
-from jzero.plan.rows import size
+from jzero.units import size
 
 
 def show_steps(steps: Iterable[StepStatus], unfinished: Iterable[Path], console: Console) -> None:

@@ -21,7 +21,7 @@ from jzero.cli.parser import (
 )
 from jzero.console import say
 from jzero.errors import JzeroError
-from jzero.plan.rows import size
+from jzero.units import size
 
 NAME = "checkpoint"
 SUMMARY = "look into checkpoints, verify and prune them, and exchange weights as safetensors"

@@ -15,8 +15,8 @@ from jzero.checkpoint.safetensors import export_safetensors, import_safetensors
 from jzero.cli.parser import output, whole_number_or_0
 from jzero.console import say
 from jzero.plan.leaves import lay_out
-from jzero.plan.rows import size
 from jzero.setup import Setup
+from jzero.units import size
 
 Do = Callable[[argparse.Namespace], None]
 """What a verb does with its arguments."""

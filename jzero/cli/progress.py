@@ -7,7 +7,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bar
 
 from jzero.compare.row import Row
-from jzero.plan.rows import size
+from jzero.units import size
 
 
 class Progress:

@@ -8,10 +8,10 @@ from jax.extend import core
 
 from jzero.compare.row import Traffic
 from jzero.plan.leaves import stored_elements
-from jzero.plan.rows import percent, size
 from jzero.probe import trace
 from jzero.setup import Setup
 from jzero.sharded import marked_shape
+from jzero.units import percent, size
 from jzero.workload import Workload
 
 NOTABLE = 0.01

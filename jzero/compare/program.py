@@ -29,8 +29,8 @@ from jzero.hlo.buffers import compile_with_buffers
 from jzero.hlo.peak import Peak, largest, peak
 from jzero.plan.fit import JAX_FRACTION, USABLE
 from jzero.plan.leaves import config_of
-from jzero.plan.rows import size
 from jzero.targets import Target
+from jzero.units import size
 from jzero.workload import Workload
 from jzero.zero import Zero
 

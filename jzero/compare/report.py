@@ -10,7 +10,7 @@ from jzero.compare.here import is_here
 from jzero.compare.row import Result, Row
 from jzero.compare.running import WARM_UP
 from jzero.console import say
-from jzero.plan.rows import Unit, percent, size, unit_for
+from jzero.units import Unit, percent, size, unit_for
 
 _WIDE = 112
 """Columns of a console from which the whole table fits."""

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jzero.plan.fit import USABLE, Fit
-from jzero.plan.rows import Row, percent, size
+from jzero.plan.rows import Row
 from jzero.plan.speed import Speed
 from jzero.targets import Target
+from jzero.units import percent, size
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from jzero.console import say
 from jzero.plan.advice import seconds
 from jzero.plan.deepspeed import Estimate
 from jzero.plan.plan import OnTarget, Plan
-from jzero.plan.rows import Row, Unit, percent, size, unit_for
+from jzero.plan.rows import Row
+from jzero.units import Unit, percent, size, unit_for
 
 
 def show(plan: Plan, console: Console, stages: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from jzero.compare.page.svg import Chart, area, room_for, tag, text, upright
 from jzero.compare.page.words import amount
 from jzero.compare.row import Row
 from jzero.plan.paper import comm_elements
-from jzero.plan.rows import Unit, unit_for
+from jzero.units import Unit, unit_for
 
 _TOP, _ROW, _HEADING, _BAR = 26, 58, 23, 26
 _FAR = 4

@@ -15,8 +15,8 @@ from jzero.compare.page.rates import Rates
 from jzero.compare.page.svg import WIDTHS
 from jzero.compare.page.words import headline
 from jzero.compare.row import Result
-from jzero.plan.rows import size
 from jzero.targets import Target
+from jzero.units import size
 
 _PLUGINS = {"gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "tpu": ("libtpu",)}
 _TERMS = (

@@ -9,7 +9,7 @@ from jzero.compare.page.play import Played
 from jzero.compare.page.words import counted, duration
 from jzero.compare.row import Result, Row
 from jzero.compare.schedule.parts import Part
-from jzero.plan.rows import Unit, percent, unit_for
+from jzero.units import Unit, percent, unit_for
 
 UNKNOWN = "unknown"
 _NONE = "–"

@@ -2,7 +2,7 @@
 
 from jzero.compare.row import Result, Row
 from jzero.compare.schedule.parts import Part
-from jzero.plan.rows import unit_for
+from jzero.units import unit_for
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _FLOPS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))

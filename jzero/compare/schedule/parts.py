@@ -1,7 +1,7 @@
 """The parts of a schedule, their steps and transfers; to JSON and back."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -80,7 +80,7 @@ class Part:
 class Schedule:
     """The parts of a program: the whole first, then its loops as the program comes to them."""
 
-    parts: tuple[Part, ...] = field(default=())
+    parts: tuple[Part, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """As data for JSON."""
