@@ -37,13 +37,11 @@ from jzero.cli.parser import (
 from jzero.compare.here import peak
 from jzero.errors import JzeroError, RunFailed
 
-NOT_SCANNED = [name for name, config in PRESETS.items() if not config.scan]
-
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser("bench.py", description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    models = [name for name in PRESETS if name not in NOT_SCANNED]
+    models = [name for name, config in PRESETS.items() if config.scan]
     add("--model", choices=models, help="a preset of examples/lm (tiny on a CPU, else gpt2)")
     add("--stage", type=int, choices=range(4), default=3, help="of ZeRO (3)")
     add("--precision", choices=("fp32", "bf16"), help="to compute in (fp32 on a CPU, else bf16)")

@@ -29,7 +29,7 @@ from jzero.compare.request import Request
 from jzero.compare.runner import compare
 from jzero.console import say
 from jzero.errors import JzeroError, RunFailed
-from jzero.hlo.peak import Large
+from jzero.hlo.large import Large
 from jzero.partition import STAGES
 from jzero.units import size
 

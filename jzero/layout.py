@@ -100,6 +100,11 @@ class Layout:
     def optimizer_state(self) -> Any:
         return jax.tree.map(self.optimizer, self.opt_leaves, is_leaf=is_leaf)
 
+    def other_shards(self, leaf: Leaf) -> int:
+        """In how many pieces the axes that ZeRO leaves alone cut a leaf."""
+        shape = self.mesh.storage.shape
+        return math.prod(shape[axis] for axes in leaf.array.other_axes for axis in axes)
+
     def recipe(self, leaf: Leaf, accumulate: bool) -> Recipe:
         """How the leaf is read inside the manual region."""
         reduced = leaf.shard_gradient or not accumulate

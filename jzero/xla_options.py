@@ -127,10 +127,9 @@ def layer_bytes(layout: Layout) -> int:
         array = leaf.array
         if not array.layer_axes:
             continue
-        others = [a for axes in array.other_axes for a in axes]
-        share = math.prod(layout.mesh.storage.shape[a] for a in others)
         length = tuple(array.shape[axis] for axis in array.layer_axes)
-        stacks[length] = stacks.get(length, 0) + width * array.layer_size // share
+        size = width * array.layer_size // layout.other_shards(leaf)
+        stacks[length] = stacks.get(length, 0) + size
     return max(stacks.values(), default=0)
 
 

@@ -14,7 +14,7 @@ from benchmarks.bound import bounds
 from benchmarks.shapes import SHAPES, Shape
 from jzero import config
 from jzero.compare.row import Row
-from jzero.hlo.peak import Large
+from jzero.hlo.large import Large
 from jzero.hlo.text import Shape as Array
 
 ROWS, WIDTH, INNER, LAYERS, CLASSES = 4, 8, 12, 3, 16

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from jzero.auditing.arguments import root
 from jzero.auditing.largest import Made
-from jzero.auditing.lines import added_up, held, line, merged, over
+from jzero.auditing.lines import held, line, merged, over
 from jzero.auditing.moved import Moved
 from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
+from jzero.hlo.known import added_up
 from jzero.hlo.text import Shape
 from jzero.units import size
 

@@ -13,7 +13,7 @@ from jzero.auditing.origins import Kind, Origins
 from jzero.hlo.flow import Flow
 from jzero.hlo.spans import Callers
 from jzero.hlo.text import Computation, Instruction
-from jzero.hlo.ways import Way
+from jzero.hlo.ways import Way, same
 
 _AGAIN = "rematted_computation"
 """What JAX writes into the names of operations that backward does again."""
@@ -65,7 +65,7 @@ class _Reader:
         ]
 
     def keeps(self, gathered: int) -> bool:
-        views = self.flow.reach([gathered], lambda _, __, way: way is Way.SAME)
+        views = self.flow.reach([gathered], same)
         used = [
             (self.flow.at[user][1].source, self.steps(user))
             for view in views

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jzero.auditing.arguments import BACKWARD, FORWARD
 from jzero.auditing.moved import Moved
+from jzero.hlo.known import added_up
 from jzero.hlo.text import Shape
 from jzero.units import size
 
@@ -26,12 +27,6 @@ def merged(found: Iterable[Moved]) -> list[Moved]:
         for key, group in groups.items()
     ]
     return sorted(added, key=lambda each: -(each.bytes or 0))
-
-
-def added_up(values: Iterable[int | None]) -> int | None:
-    """The sum; None where one is not known."""
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
 
 
 def array(each: Moved) -> str:

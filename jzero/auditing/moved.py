@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jzero.auditing.frames import Frames
 from jzero.auditing.origins import Kind, Origins
 from jzero.hlo.flow import Flow, Piece
+from jzero.hlo.known import product
 from jzero.hlo.sites import Site
 
 
@@ -77,8 +78,8 @@ def moved(flow: Flow, origins: Origins, sites: Iterable[Site], frames: Frames) -
                     dtype=site.dtype,
                     dims=shape.dims,
                     count=site.count,
-                    elements=_times(elements, site.count),
-                    bytes=_times(sent, site.count),
+                    elements=product(elements, site.count),
+                    bytes=product(sent, site.count),
                     arguments=origins.names(operand),
                     op_name=behind.source,
                     line=frames.line(behind),
@@ -96,7 +97,3 @@ def _shares(site: Site, flow: Flow, pairs: Sequence[Piece]) -> list[int | None]:
     ends = list(itertools.accumulate(flow.shapes[operand].bytes for operand, _ in pairs))
     cuts = [0, *(site.bytes * end // max(ends[-1], 1) for end in ends)]
     return [high - low for low, high in itertools.pairwise(cuts)]
-
-
-def _times(amount: int | None, count: int | None) -> int | None:
-    return None if amount is None or count is None else amount * count

@@ -14,7 +14,7 @@ from enum import Enum
 from jzero.auditing.arguments import FORWARD, SMALL, Arguments, Role
 from jzero.hlo.flow import Flow
 from jzero.hlo.text import Instruction
-from jzero.hlo.ways import Way
+from jzero.hlo.ways import Way, same
 
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 
@@ -53,7 +53,7 @@ class Origins:
             for role in (Role.STATE, Role.BATCH, Role.UNSURE)
         )
         self._ends_in_state = flow.reach(known.state_outputs, _each, back=True)
-        views = flow.reach(state, _same)
+        views = flow.reach(state, same)
         # A loop over whole steps carries the state: each time round it is state again.
         again = {
             (after, inside)
@@ -123,7 +123,7 @@ class Origins:
 
     def names(self, array: int) -> tuple[str, ...]:
         """The arguments whose elements an array has."""
-        found = self._flow.reach([array], _same, back=True)
+        found = self._flow.reach([array], same, back=True)
         return tuple(sorted(self._names[each] for each in found & self._names.keys()))
 
     def _reduced_gradients(self) -> list[int]:
@@ -140,9 +140,9 @@ class Origins:
 
     def _is_of_scalars(self, array: int) -> bool:
         """Whether it is nothing but single numbers side by side, such as each leaf's norm."""
-        parts = self._flow.reach([array], _same, back=True)
+        parts = self._flow.reach([array], same, back=True)
         ends = [
-            part for part in parts if not any(_same(0, 0, w) for _, w in self._flow.sources[part])
+            part for part in parts if all(w is not Way.SAME for _, w in self._flow.sources[part])
         ]
         return all(self._flow.shapes[part].elements <= 1 for part in ends)
 
@@ -161,10 +161,6 @@ class Origins:
 def _is_one_operation(instruction: Instruction) -> bool:
     # Of a combined collective the name is "jit(step)/(mul:dot_general)".
     return bool(instruction.source) and ":" not in instruction.source.rsplit("/", 1)[-1]
-
-
-def _same(_: int, __: int, way: Way) -> bool:
-    return way is Way.SAME
 
 
 def _each(_: int, __: int, way: Way) -> bool:

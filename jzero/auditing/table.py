@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from jzero.auditing.lines import added_up, array, held, merged, short
+from jzero.auditing.lines import array, held, merged, short
 from jzero.auditing.moved import Moved
 from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
+from jzero.hlo.known import added_up
 from jzero.units import Unit, size, unit_for
 
 MOST = 12

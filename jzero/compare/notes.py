@@ -1,6 +1,5 @@
 """What is said of a compiled step beside its figures: needless traffic, and gathers that wait."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -84,12 +83,10 @@ def pinned_gathers(hidden: float, setup: Setup, workload: Workload, rows: int) -
 def _scattered_elements(setup: Setup) -> int:
     """Elements that a device hands to reduce-scatters in an optimizer step."""
     layout, total = setup.layout, 0
-    shape = layout.mesh.storage.shape
     for leaf in layout.differentiated.values():
         if leaf.shard_state:
-            others = math.prod(shape[axis] for axes in leaf.array.other_axes for axis in axes)
             times = setup.batch.accumulation if leaf.shard_gradient else 1
-            total += times * stored_elements(leaf) // others
+            total += times * stored_elements(leaf) // layout.other_shards(leaf)
     return total
 
 

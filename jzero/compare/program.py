@@ -26,7 +26,9 @@ from jzero.errors import JzeroError, RunFailed
 from jzero.explain import explain
 from jzero.factory import one_line
 from jzero.hlo.buffers import compile_with_buffers
-from jzero.hlo.peak import Peak, largest, peak
+from jzero.hlo.flow import Flow
+from jzero.hlo.large import largest
+from jzero.hlo.peak import Peak, peak
 from jzero.plan.fit import JAX_FRACTION, USABLE
 from jzero.plan.leaves import config_of
 from jzero.targets import Target
@@ -143,6 +145,7 @@ def _row(
     setup = zero.setup
     memory = hlo.memory(compiled)
     program = hlo.parse(compiled)
+    flow = Flow(program)
     found = traffic(hlo.collectives(program, zero.mesh.manual), zero.mesh)
     ratio, ratio_elements = ratios(found, zero.mesh, setup.layout)
     hidden = hlo.overlapped_fraction(program, zero.mesh.manual)
@@ -158,8 +161,8 @@ def _row(
         temp_bytes=memory.temp_bytes,
         alias_bytes=memory.alias_bytes,
         peak_bytes=memory.peak_bytes,
-        peak_split=peak_split(most, program, memory),
-        largest=None if most is None else largest(most, program),
+        peak_split=most and peak_split(most, flow, memory),
+        largest=most and largest(most, flow),
         host_bytes=memory.host_bytes,
         capacity_bytes=capacity,
         fits=None if share is None else share <= USABLE,

@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jzero.compare.schedule.parts import Schedule
-from jzero.hlo.peak import Large
+from jzero.hlo.large import Large
+from jzero.hlo.text import Shape
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,14 @@ class Row:
         notes = None if notes is None else tuple(notes)
         read = {"collectives": rows, "notes": notes}
         if data["largest"] is not None:
-            read["largest"] = tuple(map(Large.from_dict, data["largest"]))
+            read["largest"] = tuple(map(_large, data["largest"]))
         read["schedule"] = data["schedule"] and Schedule.from_dict(data["schedule"])
         return Row(**{**data, **read})
+
+
+def _large(data: dict[str, Any]) -> Large:
+    shape = data["shape"] and Shape(data["shape"]["dtype"], tuple(data["shape"]["dims"]))
+    return Large(**{**data, "shape": shape})
 
 
 @dataclass(frozen=True)

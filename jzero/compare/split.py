@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from jzero.hlo.buffers import Value
 from jzero.hlo.flow import Flow
 from jzero.hlo.memory import Memory
-from jzero.hlo.peak import Live, Peak, array_of, same
-from jzero.hlo.text import Instruction, Module, Program, parse
-from jzero.hlo.ways import Way
+from jzero.hlo.peak import Live, Peak
+from jzero.hlo.text import Instruction, Module
+from jzero.hlo.ways import Way, same
 
 PARTS: tuple[str, ...] = (
     "parameters",
@@ -39,12 +39,12 @@ _THROUGH, _TRANSPOSED, _AGAIN = "jvp(", "transpose(", "rematted_computation"
 _SUMS = ("add_any", "scatter-add")
 
 
-def peak_split(found: Peak | None, program: Program, memory: Memory) -> dict[str, int] | None:
+def peak_split(found: Peak, flow: Flow, memory: Memory) -> dict[str, int] | None:
     """Splits the peak of a training step.
 
     Arguments:
-      found: what lies in memory at the peak; None where the compiler does not tell.
-      program: the compiled step.
+      found: what lies in memory at the peak.
+      flow: of the compiled step.
       memory: its memory analysis.
 
     Returns:
@@ -54,10 +54,9 @@ def peak_split(found: Peak | None, program: Program, memory: Memory) -> dict[str
       first time or again; temporaries are the rest, with the batch and holes in the heap. None
       where the compiler's record does not account for the peak.
     """
-    if found is None or not found.bytes <= memory.peak_bytes <= found.allocated:
+    if not found.bytes <= memory.peak_bytes <= found.allocated:
         return None
-    module = parse(program)
-    arguments, heap = _arguments(module), _Heap(Flow(module))
+    arguments, heap = _arguments(flow.module), _Heap(flow)
     sizes = [
         ("temporaries" if each.argument is None else arguments.get(each.argument), each.bytes)
         for each in found.held
@@ -98,7 +97,7 @@ class _Heap:
         return min(parts, key=PARTS.index, default=None)
 
     def _part(self, value: Value) -> str | None:
-        array = array_of(self._flow, value)
+        array = self._flow.array(value)
         if array is None:
             return None
         origins = self._flow.reach([array], same, back=True)

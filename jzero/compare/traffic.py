@@ -66,12 +66,7 @@ def ratios(
 
 def shard_parameters(layout: Layout) -> int:
     """Parameters of one tensor shard: each leaf's over the mesh axes that shard it beside ZeRO."""
-    shape = layout.mesh.storage.shape
-    total = 0
-    for leaf in layout.leaves.values():
-        others = [axis for axes in leaf.array.other_axes for axis in axes]
-        total += leaf.array.size // math.prod(shape[axis] for axis in others)
-    return total
+    return sum(leaf.array.size // layout.other_shards(leaf) for leaf in layout.leaves.values())
 
 
 def _elements(row: Traffic) -> int | None:

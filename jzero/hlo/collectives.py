@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jax.sharding import AbstractMesh, Mesh
 
+from jzero.hlo.known import added_up, product
 from jzero.hlo.sites import Site, sites
 from jzero.hlo.text import Program
 
@@ -60,9 +61,9 @@ def total(found: Iterable[Site]) -> list[Collective]:
             op,
             axes,
             dtype,
-            _sum([site.count for site in group]),
-            _sum([_product(site.count, site.elements) for site in group]),
-            _sum([_product(site.count, site.bytes) for site in group]),
+            added_up(site.count for site in group),
+            added_up(product(site.count, site.elements) for site in group),
+            added_up(product(site.count, site.bytes) for site in group),
         )
         for (op, axes, dtype, _), group in sorted(table.items())
     ]
@@ -89,7 +90,7 @@ def count_by(
     >>> count_by(rows, "all-gather", "data"), count_by(rows, "all-reduce")
     (10, 0)
     """
-    return _sum([row.count for row in _chosen(rows, op, axes, dtype)])
+    return added_up(row.count for row in _chosen(rows, op, axes, dtype))
 
 
 def elements_by(
@@ -99,7 +100,7 @@ def elements_by(
     dtype: str | None = None,
 ) -> int | None:
     """Full-tensor elements of the matching rows, to hold against parameters; see `count_by`."""
-    return _sum([row.elements for row in _chosen(rows, op, axes, dtype)])
+    return added_up(row.elements for row in _chosen(rows, op, axes, dtype))
 
 
 def bytes_by(
@@ -109,7 +110,7 @@ def bytes_by(
     dtype: str | None = None,
 ) -> int | None:
     """Ring bytes that one device sends, of the matching rows; see `count_by`."""
-    return _sum([row.bytes for row in _chosen(rows, op, axes, dtype)])
+    return added_up(row.bytes for row in _chosen(rows, op, axes, dtype))
 
 
 def _chosen(
@@ -126,16 +127,3 @@ def _chosen(
         and (wanted is None or set(row.axes) == wanted)
         and (dtype is None or row.dtype == dtype)
     ]
-
-
-def _product(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left * right
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    amount = 0
-    for value in values:
-        if value is None:
-            return None
-        amount += value
-    return amount

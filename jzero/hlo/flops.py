@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jzero.hlo.known import added_up, product
 from jzero.hlo.loops import trip_count
 from jzero.hlo.products import Products
 from jzero.hlo.text import Computation, Instruction, Module
@@ -57,23 +58,22 @@ class Flops:
             return _dot(within, instruction, _CONTRACTED)
         if instruction.opcode == "convolution":
             return _convolution(within, instruction)
-        if instruction.opcode == "while":
+        if instruction.body is not None:
             trips = trip_count(self._module, within, instruction)
-            once = self._of_computation(instruction.attribute("body") or "")
-            return None if trips is None or once is None else trips * once
+            once = self._of_computation(instruction.body)
+            return product(trips, once)
         if instruction.opcode == "conditional":
             each = [self._of_computation(name) for name in instruction.branches]
             return each[0] if len(set(each)) == 1 else None
         if instruction.called:
-            return _sum([self._of_computation(name) for name in instruction.called])
+            return added_up(self._of_computation(name) for name in instruction.called)
         return _dot(within, instruction, _CONTRACTED_BY_LIBRARY)
 
     def product(self, within: Computation, instruction: Instruction) -> Product | None:
         """The first product that an instruction is or holds; None where it holds none."""
         if not self._products.in_instruction(instruction):
             return None
-        body = instruction.attribute("body") if instruction.opcode == "while" else None
-        for name in (*instruction.called, *instruction.branches, *filter(None, [body])):
+        for name in (*instruction.called, *instruction.branches, *filter(None, [instruction.body])):
             inner = self._module.computations.get(name)
             found = inner and (self.product(inner, each) for each in inner.instructions)
             first = next(filter(None, found or ()), None)
@@ -91,7 +91,7 @@ class Flops:
         if name not in self._known:
             found = self._module.computations.get(name)
             instructions = found.instructions if found else ()
-            self._known[name] = found and _sum([self.of(found, each) for each in instructions])
+            self._known[name] = found and added_up(self.of(found, each) for each in instructions)
         return self._known[name]
 
 
@@ -147,8 +147,3 @@ def _meetings(left: int, out: int, window: dict[str, int]) -> int:
 def _operand(within: Computation, instruction: Instruction, number: int) -> tuple[int, ...] | None:
     found = within.by_name.get(instruction.operands[number])
     return found.shapes[0].dims if found else None
-
-
-def _sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None

@@ -7,7 +7,7 @@ from one caller may flow out to another.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from jzero.errors import JzeroError
+from jzero.hlo.buffers import Value
 from jzero.hlo.sites import OPS
 from jzero.hlo.text import Computation, Instruction, Module, Shape
 from jzero.hlo.ways import Way, ways
@@ -51,6 +51,14 @@ class Flow:
         """The arrays that an instruction gives, a tuple's in order."""
         first = self._first[within.name, instruction.name]
         return range(first, first + len(instruction.shapes))
+
+    def array(self, value: Value) -> int | None:
+        """The number of a value of a buffer assignment; None where the text does not show it."""
+        computation = self.module.computations.get(value.computation)
+        instruction = computation and computation.by_name.get(value.instruction)
+        if computation is None or instruction is None:
+            return None
+        return self.results(computation, instruction)[value.element]
 
     def moved(self, within: Computation, collective: Instruction) -> list[Piece]:
         """(operand, results) for each array that a collective moves; several where it is packed."""
@@ -159,13 +167,7 @@ class Flow:
             yield from _all(self.results(called, called.root), results)
 
     def _operands(self, within: Computation, instruction: Instruction) -> list[range]:
-        lost = [name for name in instruction.operands if name not in within.by_name]
-        if lost:
-            raise JzeroError(
-                f"HLO instruction %{instruction.name} reads %{lost[0]}, which %{within.name} does "
-                "not hold: the text is not complete"
-            )
-        return [self.results(within, within.by_name[name]) for name in instruction.operands]
+        return [self.results(within, each) for each in within.operands(instruction)]
 
     def _parameters(self, computation: Computation) -> dict[int, range]:
         return {
@@ -175,9 +177,7 @@ class Flow:
         }
 
     def _body(self, instruction: Instruction) -> Computation | None:
-        if instruction.opcode != "while":
-            return None
-        return self.module.computations.get(instruction.attribute("body") or "")
+        return self.module.computations.get(instruction.body or "")
 
 
 def _flat(ranges: Iterable[range]) -> list[int]:

@@ -53,7 +53,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     known = _KNOWN.search(loop.attributes)
     if known:
         return int(known[1])
-    condition, body = loop.attribute("condition"), loop.attribute("body")
+    condition, body = loop.condition, loop.body
     if condition not in module.computations or body not in module.computations:
         return None
     start = _trace(module, computation, loop.operands[0], ())

@@ -58,16 +58,14 @@ class _Reader:
 
     def has_layer_loops(self) -> bool:
         return any(
-            each.opcode == "while" and self.products.in_computation(each.attribute("body") or "")
+            each.body is not None and self.products.in_computation(each.body)
             for computation in self.module.computations.values()
             for each in computation.instructions
         )
 
     def in_layer_loop(self, site: Site) -> bool:
-        loop = next((c for _, c in self._above(site) if c.opcode == "while"), None)
-        if loop is None:
-            return False
-        return self.products.in_computation(loop.attribute("body") or "", loops=False)
+        body = next((c.body for _, c in self._above(site) if c.body is not None), None)
+        return body is not None and self.products.in_computation(body, loops=False)
 
     def is_asynchronous(self, site: Site) -> bool:
         _, instruction = self._at(site)

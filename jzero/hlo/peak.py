@@ -3,18 +3,10 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jzero.hlo.buffers import ALLOC, FREE, SHARE, Allocation, Buffer, Buffers, Event, Value
-from jzero.hlo.flow import Flow
-from jzero.hlo.text import Program, Shape, parse
-from jzero.hlo.ways import Way
 
 _DEVICE = 0  # the color of the device's own memory
-# What has a name, but that of where an array is on its way, or of zeros that are to be filled.
-_HANDS_ON = frozenset(
-    "parameter get-tuple-element tuple while conditional call fusion broadcast constant".split()
-)
 
 
 @dataclass(frozen=True)
@@ -47,31 +39,6 @@ class Peak:
     live: tuple[Live, ...]
 
 
-@dataclass(frozen=True)
-class Large:
-    """A buffer of the heap, as a reader of the program looks for it.
-
-    Attributes:
-      bytes: its size.
-      shape: of the array in it; None where the text does not show the instruction.
-      instruction, opcode: what gives that array.
-      source: the JAX operation (`op_name`) that computed it, before copies and loops; "" where
-          the compiler kept none.
-    """
-
-    bytes: int
-    shape: Shape | None
-    instruction: str
-    opcode: str
-    source: str
-
-    @staticmethod
-    def from_dict(data: dict[str, Any]) -> "Large":
-        """From what `dataclasses.asdict` gives, after JSON."""
-        shape = data["shape"] and Shape(data["shape"]["dtype"], tuple(data["shape"]["dims"]))
-        return Large(**{**data, "shape": shape})
-
-
 def peak(buffers: Buffers) -> Peak | None:
     """Finds the peak of a program's device memory.
 
@@ -96,58 +63,6 @@ def peak(buffers: Buffers) -> Peak | None:
         held=held,
         live=live,
     )
-
-
-def largest(found: Peak, program: Program, count: int = 15) -> tuple[Large, ...]:
-    """The largest buffers of the heap at the peak, to see what a program's temporaries are.
-
-    Arguments:
-      found: from `peak`.
-      program: the compiled program.
-      count: how many.
-
-    Returns:
-      The buffers, the largest first.
-    """
-    flow = Flow(parse(program))
-    return tuple(_large(flow, each) for each in found.live[:count])
-
-
-def array_of(flow: Flow, value: Value) -> int | None:
-    """The number of a value in a program's flow; None where the text does not show it."""
-    computation = flow.module.computations.get(value.computation)
-    instruction = computation and computation.by_name.get(value.instruction)
-    if computation is None or instruction is None:
-        return None
-    return flow.results(computation, instruction)[value.element]
-
-
-def same(_: int, __: int, way: Way) -> bool:
-    """Follows an array where it is moved, cast or cut out, in `Flow.reach`."""
-    return way is Way.SAME
-
-
-def _large(flow: Flow, live: Live) -> Large:
-    value = live.values[-1]
-    array = array_of(flow, value)
-    if array is None:
-        return Large(live.bytes, None, value.instruction, "", "")
-    own = flow.at[array][1]
-    return Large(live.bytes, flow.shapes[array], own.name, own.opcode, _source(flow, array))
-
-
-def _source(flow: Flow, array: int) -> str:
-    """The name of the nearest operation that computed an array."""
-    found, near, otherwise = {array}, [array], ""
-    for each in near:
-        instruction = flow.at[each][1]
-        if instruction.source and instruction.opcode not in _HANDS_ON:
-            return instruction.source
-        otherwise = otherwise or instruction.source
-        further = {before for before, way in flow.sources[each] if way is Way.SAME} - found
-        found |= further
-        near += sorted(further)
-    return otherwise
 
 
 def _most(buffers: Mapping[int, Buffer], trace: Sequence[Event]) -> tuple[Live, ...]:

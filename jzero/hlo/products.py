@@ -27,8 +27,8 @@ class Products:
         if instruction.opcode == "custom-call" and _LIBRARY.search(instruction.attributes):
             return True
         names = (*instruction.called, *instruction.branches)
-        if instruction.opcode == "while":
-            names = (instruction.attribute("body") or "",) if loops else ()
+        if instruction.body is not None:
+            names = (instruction.body,) if loops else ()
         return any(self.in_computation(name, loops) for name in names)
 
     def in_computation(self, name: str, loops: bool = True) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import AbstractMesh, Mesh
 
-from jzero.errors import JzeroError
 from jzero.hlo.fused import begins, is_fused_reduce_scatter
 from jzero.hlo.groups import UNKNOWN, axes_of_groups, axes_of_pairs, groups, pairs
+from jzero.hlo.known import product
 from jzero.hlo.loops import trip_count
 from jzero.hlo.text import Computation, Instruction, Module, Program, Shape, parse
 
@@ -109,10 +109,9 @@ class _Walk:
         if opcode == "while":
             trips = trip_count(self.module, within, instruction)
             tests = None if trips is None else trips + 1
-            body, condition = instruction.attribute("body"), instruction.attribute("condition")
             return [
                 _times(site, runs)
-                for name, runs in ((condition, tests), (body, trips))
+                for name, runs in ((instruction.condition, tests), (instruction.body, trips))
                 for site in self.computation(name or "")
             ]
         if opcode == "conditional":
@@ -193,7 +192,7 @@ def _ring(op: str, operand: int, width: int | None) -> int | None:
 
 
 def _times(site: Site, runs: int | None) -> Site:
-    return replace(site, count=None if site.count is None or runs is None else site.count * runs)
+    return replace(site, count=product(site.count, runs))
 
 
 def _either(branches: list[list[Site]]) -> list[Site]:
@@ -208,13 +207,7 @@ def _either(branches: list[list[Site]]) -> list[Site]:
 
 def _operand_shapes(within: Computation, instruction: Instruction) -> tuple[Shape, ...]:
     # From the operands, because the results of start, tuple and wrapped forms differ by version.
-    lost = [name for name in instruction.operands if name not in within.by_name]
-    if lost:
-        raise JzeroError(
-            f"HLO instruction %{instruction.name} reads %{lost[0]}, which %{within.name} does not "
-            "hold: the text is not complete"
-        )
-    return tuple(shape for name in instruction.operands for shape in within.by_name[name].shapes)
+    return tuple(shape for each in within.operands(instruction) for shape in each.shapes)
 
 
 def _as_reduce_scatter(site: Site) -> Site:

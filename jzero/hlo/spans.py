@@ -135,6 +135,5 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _entered(instruction: Instruction) -> tuple[str, ...]:
-    loop = (instruction.attribute("body"), instruction.attribute("condition"))
-    names = loop if instruction.opcode == "while" else ()
-    return tuple(name for name in (*names, *instruction.called, *instruction.branches) if name)
+    loop = filter(None, (instruction.body, instruction.condition))
+    return (*loop, *instruction.called, *instruction.branches)

@@ -84,6 +84,16 @@ class Instruction:
         found = re.search(r'\bop_name="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
+    @property
+    def body(self) -> str | None:
+        """The computation that a `while` repeats; None of other instructions."""
+        return self.attribute("body") if self.opcode == "while" else None
+
+    @property
+    def condition(self) -> str | None:
+        """The computation that says whether a `while` goes on; None of other instructions."""
+        return self.attribute("condition") if self.opcode == "while" else None
+
     def attribute(self, key: str) -> str | None:
         """A one-word attribute's value, such as `index`, `body` or `direction`."""
         found = re.search(rf"\b{key}=%?([\w.\-]+)", self._own)
@@ -111,6 +121,20 @@ class Computation:
     @functools.cached_property
     def by_name(self) -> dict[str, Instruction]:
         return {each.name: each for each in self.instructions}
+
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        """What one of its instructions reads.
+
+        Raises:
+          JzeroError: some of it is not here: the text was cut.
+        """
+        lost = [name for name in instruction.operands if name not in self.by_name]
+        if lost:
+            raise JzeroError(
+                f"HLO instruction %{instruction.name} reads %{lost[0]}, which %{self.name} does "
+                "not hold: the text is not complete"
+            )
+        return [self.by_name[name] for name in instruction.operands]
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ _INDEXED_FROM = {"dynamic-slice": 1, "dynamic-update-slice": 2}
 _HANDS_ON = ("MoveTo", "PinToDevice", "annotate_device_placement", "AsyncCollective")
 
 
+def same(_: int, __: int, way: Way) -> bool:
+    """Follows an array where it is moved, cast or cut out, in `Flow.reach`."""
+    return way is Way.SAME
+
+
 def ways(instruction: Instruction) -> tuple[Way, ...]:
     """The way of each operand into an instruction's result.
 

@@ -2,7 +2,7 @@
 
 from jzero.compare.row import Result, Row, Traffic
 from jzero.compare.schedule.parts import Part, Schedule, Step, Transfer
-from jzero.hlo.peak import Large
+from jzero.hlo.large import Large
 from jzero.hlo.text import Shape
 from jzero.targets import Target
 

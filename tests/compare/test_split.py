@@ -15,8 +15,10 @@ from jzero.compare.split import PARTS, peak_split
 from jzero.errors import JzeroError
 from jzero.explain import explain
 from jzero.hlo.buffers import Allocation, Buffer, Buffers, Event, Value, compile_with_buffers
+from jzero.hlo.flow import Flow
 from jzero.hlo.memory import Memory
 from jzero.hlo.peak import peak
+from jzero.hlo.text import parse
 
 LAYER = 2 * WIDTH * HIDDEN  # elements
 
@@ -77,6 +79,8 @@ ENTRY %main (p0: f32[1,8]) -> f32[1,8] {
 }
 """
 
+FLOW = Flow(parse(PROGRAM))
+
 WANT = {
     "gathered": ["cast", "whole", "turned", "cut", "sent"],
     "activations": ["forward 1", "saved", "again"],
@@ -101,7 +105,7 @@ def written(names: list[str]) -> tuple[Buffers, Memory]:
 def test_where_each_value_came_from():
     names = [name for part in WANT.values() for name in part]
     buffers, used = written(names)
-    found = peak_split(peak(buffers), PROGRAM, used)
+    found = peak_split(peak(buffers), FLOW, used)
     assert found is not None
     assert (found["optimizer"], found["parameters"]) == (101 * 10**9, 10**10)
     found["temporaries"] -= 10**12  # the batch
@@ -113,18 +117,19 @@ def test_where_each_value_came_from():
 def test_holes_in_the_heap_are_temporaries():
     buffers, used = written(["whole", "back"])
     more = replace(used, peak_bytes=used.peak_bytes + 1)
-    first, second = (peak_split(peak(buffers), PROGRAM, each) for each in (used, more))
+    first, second = (peak_split(peak(buffers), FLOW, each) for each in (used, more))
     assert first is not None and second == first | {"temporaries": first["temporaries"] + 1}
 
 
 def test_what_does_not_add_up_is_unknown():
     buffers, used = written(["whole", "back"])
     for wrong in (used.peak_bytes - 1, used.peak_bytes + 2):
-        assert peak_split(peak(buffers), PROGRAM, replace(used, peak_bytes=wrong)) is None
-    assert peak_split(None, PROGRAM, used) is None
-    assert peak_split(peak(written(["stranger"])[0]), PROGRAM, used) is None
+        assert peak_split(peak(buffers), FLOW, replace(used, peak_bytes=wrong)) is None
+    assert peak_split(peak(written(["stranger"])[0]), FLOW, used) is None
     nameless = PROGRAM.replace(r', metadata={op_name="state.params[\'v\']"}', "")
-    assert peak_split(peak(buffers), nameless, used) is None, "what the argument is, nothing tells"
+    assert peak_split(peak(buffers), Flow(parse(nameless)), used) is None, (
+        "what the argument is, nothing tells"
+    )
 
 
 @functools.cache
@@ -142,7 +147,7 @@ def split(target: str, stage: int, accumulation: int = 1) -> tuple[dict[str, int
     lowered = zero.train_step(workload.loss_fn).lower(workload.batch(8 * accumulation))
     compiled, buffers = compile_with_buffers(lowered)
     used = hlo.memory(compiled)
-    found = peak_split(peak(buffers), compiled, used)
+    found = peak_split(peak(buffers), Flow(parse(compiled)), used)
     assert found is not None and tuple(found) == PARTS
     assert sum(found.values()) == used.peak_bytes
     setup = zero.setup

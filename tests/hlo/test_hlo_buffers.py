@@ -13,7 +13,10 @@ from jax.sharding import PartitionSpec as P
 from jzero.errors import JzeroError
 from jzero.hlo import memory
 from jzero.hlo.buffers import Allocation, Buffer, Event, Value, compile_with_buffers, read
-from jzero.hlo.peak import largest, peak
+from jzero.hlo.flow import Flow
+from jzero.hlo.large import largest
+from jzero.hlo.peak import peak
+from jzero.hlo.text import parse
 
 TUPLE, ARRAY = 13, 11  # PrimitiveType
 
@@ -132,7 +135,7 @@ def test_a_compiled_program(target: str, make_mesh: Callable[..., Mesh]):
     assert found is not None and found.bytes <= used.peak_bytes <= found.allocated
     if not target.startswith("cpu"):  # where the compiler's peak is all that is allocated
         assert found.bytes == used.peak_bytes
-    whole = largest(found, text, 1)[0]
+    whole = largest(found, Flow(parse(text)), 1)[0]
     assert whole.shape is not None and whole.bytes == whole.shape.bytes == 512 * 512 * 4
     assert whole.opcode.startswith("all-gather") and "my_gather/all_gather" in whole.source
     arguments = {each.argument: each.bytes for each in found.held if each.argument is not None}

@@ -3,8 +3,10 @@
 import pytest
 
 from jzero.hlo.buffers import ALLOC, FREE, SHARE, Allocation, Buffer, Buffers, Event, Value
-from jzero.hlo.peak import Large, Live, Peak, largest, peak
-from jzero.hlo.text import Shape
+from jzero.hlo.flow import Flow
+from jzero.hlo.large import Large, largest
+from jzero.hlo.peak import Live, Peak, peak
+from jzero.hlo.text import Shape, parse
 
 SIZES = {"a": 100, "b": 30, "c": 30, "d": 50, "e": 1}
 NUMBERS = {name: number for number, name in enumerate(SIZES, 10)}
@@ -102,10 +104,10 @@ ENTRY %main (x: s32[]) -> f32[4,8] {
 def test_the_largest_by_what_computed_them():
     rows = [Value("again", "carried", 0), Value("main", "zeros", 0), Value("gone", "gone", 0)]
     live = tuple(Live(128 - number, (rows[1], value)) for number, value in enumerate(rows))
-    found = largest(Peak(384, 384, (), live), PROGRAM, count=3)
+    found = largest(Peak(384, 384, (), live), Flow(parse(PROGRAM)), count=3)
     assert found == (
         Large(128, Shape("f32", (4, 8)), "carried", "parameter", "jit(f)/while/body/tanh"),
         Large(127, Shape("f32", (4, 8)), "zeros", "broadcast", "jit(f)/broadcast"),
         Large(126, None, "gone", "", ""),
     )
-    assert largest(Peak(384, 384, (), live), PROGRAM, count=1) == found[:1]
+    assert largest(Peak(384, 384, (), live), Flow(parse(PROGRAM)), count=1) == found[:1]

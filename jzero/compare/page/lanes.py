@@ -8,6 +8,7 @@ from jzero.compare.page.play import Flight, Played, Work
 from jzero.compare.page.svg import area, room_for, text, upright
 from jzero.compare.page.words import amount, counted, duration
 from jzero.compare.schedule.parts import Schedule, Transfer
+from jzero.hlo.known import added_up
 
 HEIGHT = 36
 """Pixels of a lane."""
@@ -151,9 +152,7 @@ class _Total:
     seconds: float = 0.0
 
     def plus(self, other: "_Total") -> "_Total":
-        size = None
-        if self.bytes is not None and other.bytes is not None:
-            size = self.bytes + other.bytes
+        size = added_up((self.bytes, other.bytes))
         return _Total(self.count + other.count, size, self.seconds + other.seconds)
 
     def times(self, n: int) -> "_Total":

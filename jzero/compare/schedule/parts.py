@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jzero.hlo.known import added_up
+
 
 @dataclass(frozen=True)
 class Step:
@@ -121,14 +123,11 @@ def _merged(steps: Iterable[Step], kinds: set[str]) -> list[Step]:
 
 
 def _together(first: Step, second: Step) -> Step:
-    flops = None
-    if first.flops is not None and second.flops is not None:
-        flops = first.flops + second.flops
     products = [step for step in (first, second) if step.kind == "product"]
     dtypes, phases = ({getattr(step, key) for step in products} for key in ("dtype", "phase"))
     return Step(
         "product" if products else "other",
-        flops,
+        added_up((first.flops, second.flops)),
         first.count + second.count,
         dtype=dtypes.pop() if len(dtypes) == 1 else "",
         phase=phases.pop() if len(phases) == 1 else "",

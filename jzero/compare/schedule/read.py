@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jzero.compare.schedule.leaves import leaves
 from jzero.compare.schedule.parts import Part, Schedule, Step, Transfer, shortened
 from jzero.hlo.flops import Flops
+from jzero.hlo.known import added_up, product
 from jzero.hlo.loops import trip_count
 from jzero.hlo.products import Products
 from jzero.hlo.sites import Site, sites
@@ -97,13 +98,11 @@ class _Reader:
         self.drafts.append(_Draft(trips, runs, list(self.flat(name))))
         for within, each in self.drafts[number].instructions:
             self.home.setdefault(within.name, number)
-            body = each.attribute("body") or ""
-            if each.opcode == "while" and (
-                body in self.sending or self.products.in_computation(body)
-            ):
+            body = each.body
+            if body is not None and (body in self.sending or self.products.in_computation(body)):
                 trips = trip_count(self.module, within, each)
-                times = None if runs is None or trips is None else runs * trips
-                self.loops[within.name, each.name] = self.take_up(body, trips, times)
+                again = self.take_up(body, trips, product(runs, trips))
+                self.loops[within.name, each.name] = again
         return number
 
     def flat(self, name: str) -> Iterator[tuple[Computation, Instruction]]:
@@ -153,7 +152,7 @@ class _Reader:
                 op=found[0].op,
                 axes=tuple(self.names.get(axis, axis) for axis in found[0].axes),
                 dtype="+".join(site.dtype for site in found),
-                bytes=None if None in sizes else sum(filter(None, sizes)),
+                bytes=added_up(sizes),
                 tensors=tensors,
                 leaves=carried if len(carried) == tensors else (),
                 for_next=moved_on and draft is not self.drafts[0],
