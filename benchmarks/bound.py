@@ -16,9 +16,9 @@ from benchmarks.shapes import Shape
 from jzero.explain import explain
 from jzero.layout import Layout
 from jzero.losses import loss_parts
-from jzero.partition import STAGES, Leaf
+from jzero.partition import STAGES
 from jzero.plan.flops import remat_bodies, residual_bytes
-from jzero.plan.leaves import Job, lay_out
+from jzero.plan.leaves import Job, lay_out, layer_of
 
 
 @dataclass(frozen=True)
@@ -86,25 +86,14 @@ def _gathered(layout: Layout) -> tuple[int, int]:
     weight, gradient = (
         jnp.dtype(each).itemsize for each in (layout.policy.compute, layout.policy.communication)
     )
-    layers: dict[tuple[Any, ...], int] = {}
+    layers: dict[str, int] = {}
     for leaf in layout.leaves.values():
-        layer = _layer_of(leaf)
+        layer = layer_of(leaf)
         if layer is not None:
             layers[layer] = layers.get(layer, 0) + leaf.array.layer_size
     largest = max(leaf.array.layer_size for leaf in layout.leaves.values())
     with_gradient = weight + (gradient if stage.gradients else 0)
     return 2 * weight * max(layers.values(), default=0), with_gradient * largest
-
-
-def _layer_of(leaf: Leaf) -> tuple[Any, ...] | None:
-    """What names the layer that a leaf belongs to: its place in a list, or its stack's length."""
-    names = leaf.path.split("/")
-    for depth, name in enumerate(names):
-        if name.isdigit():
-            return tuple(names[: depth + 1])
-    if leaf.array.layer_axes:
-        return names[0], *(leaf.array.shape[axis] for axis in leaf.array.layer_axes)
-    return None
 
 
 def _activations(job: Job, logits: tuple[int, ...]) -> tuple[int, int]:

@@ -9,6 +9,9 @@ from jax.extend import core
 Facts = frozenset[Any]
 NONE: Facts = frozenset()
 
+REMAT = "remat2"
+"""The primitive of jax.checkpoint."""
+
 # Primitives that run one jaxpr on their operands.
 _CALLS = {
     "checkpoint": "jaxpr",
@@ -18,7 +21,7 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "jit": "jaxpr",
     "pjit": "jaxpr",
-    "remat2": "jaxpr",
+    REMAT: "jaxpr",
     "shard_map": "jaxpr",
 }
 

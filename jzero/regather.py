@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import jax
 from jax.extend import core
 
+from jzero.jaxpr_flow import REMAT
 from jzero.reads import CHEAP, gathers
 
-_REMAT = "remat2"  # the primitive of jax.checkpoint
 _REDONE = CHEAP | {"optimization_barrier"}  # of a weight they would keep a whole copy
 
 
@@ -66,6 +66,6 @@ def _gathered(jaxpr: core.Jaxpr) -> tuple[int, int]:
         for inner in core.jaxprs_in_params(eqn.params):
             inside, all_inside = _gathered(inner)
             times = eqn.params.get("length", 1) if name == "scan" else 1
-            uncovered += 0 if name == _REMAT else inside * times
+            uncovered += 0 if name == REMAT else inside * times
             total += all_inside * times
     return uncovered, total

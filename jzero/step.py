@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jzero import update
 from jzero.errors import JzeroError
 from jzero.gradient import Region
 from jzero.layout import Layout
 from jzero.precision import Scaling
 from jzero.state import State
-from jzero.update import Update
+from jzero.update import Update, publish
 
 
 class Health(NamedTuple):
@@ -70,7 +69,7 @@ class Step:
             # In the model's order: jit hands dicts back sorted, and Health.leaf counts in this one.
             paths = layout.differentiated
             grads = {p: out.grads[p].astype(jnp.float32) * factor for p in paths}
-            norm, squares = update.norm(grads)
+            norm, squares = _norm(grads)
             finite = jnp.isfinite(norm) & jnp.isfinite(out.loss)
             # As DeepSpeed: 1 / max((norm + 1e-6) / clip, 1).
             clipped = 1 / jnp.maximum((norm + 1e-6) / self.clip, 1) if self.clip else 1.0
@@ -88,7 +87,7 @@ class Step:
             new = keep(new, masters)
             opt_state = keep(opt_state, state.opt_state)
             variables = keep(out.variables, state.variables)
-            params = update.publish(layout, new, state.params)
+            params = publish(layout, new, state.params)
         skipped = ~finite
         after = State(
             step=state.step + 1,
@@ -134,3 +133,17 @@ def with_aux(metrics: dict[str, jax.Array], aux) -> dict[str, Any]:
             f"aux {sorted(clash)}: the step reports metrics of that name itself; rename"
         )
     return {**metrics, **aux}
+
+
+def _norm(grads: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The global L2 norm of gradients over all shards, and each leaf's squared norm.
+
+    One code path for every stage: padding is zero and adds nothing.
+
+    Returns:
+      (float32 scalar, float32 [leaves]).
+    """
+    if not grads:
+        return jnp.float32(0), jnp.zeros((0,), jnp.float32)
+    squares = jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()])
+    return jnp.sqrt(squares.sum()), squares

@@ -158,17 +158,3 @@ def _gather_into(layout: Layout, leaf: Leaf, master, old):
             axis_names=set(mesh.manual.axis_names),
             check_vma=False,
         )(master, old)
-
-
-def norm(grads: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The global L2 norm of gradients over all shards, and each leaf's squared norm.
-
-    One code path for every stage: padding is zero and adds nothing.
-
-    Returns:
-      (float32 scalar, float32 [leaves]).
-    """
-    if not grads:
-        return jnp.float32(0), jnp.zeros((0,), jnp.float32)
-    squares = jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()])
-    return jnp.sqrt(squares.sum()), squares

@@ -9,7 +9,7 @@ from jzero.auditing.moved import Moved
 from jzero.auditing.origins import Kind
 from jzero.hlo import Memory
 from jzero.hlo.known import added_up
-from jzero.hlo.text import Shape
+from jzero.hlo.text import bits
 from jzero.units import size
 
 _GATHER = (
@@ -121,4 +121,4 @@ def kept(weights: Sequence[Moved]) -> str:
 
 def sent(each: Moved, itemsize: int | None) -> float:
     """What a device sends of it, in elements of its own dtype or of `itemsize` bytes."""
-    return (each.bytes or 0) / (itemsize or Shape(each.dtype, (8,)).bytes / 8)
+    return (each.bytes or 0) / (itemsize or bits(each.dtype) / 8)

@@ -6,6 +6,7 @@ from typing import Any
 from jax.extend import core
 
 from jzero.compare.row import Traffic
+from jzero.jaxpr_flow import REMAT
 from jzero.plan.leaves import stored_elements
 from jzero.probe import trace
 from jzero.setup import Setup
@@ -15,8 +16,6 @@ from jzero.workload import Workload
 
 NOTABLE = 0.01
 """A share of traffic below which nothing is said."""
-
-_REMAT = "remat2"  # the primitive of jax.checkpoint
 
 
 def notes(
@@ -92,7 +91,7 @@ def _scattered_elements(setup: Setup) -> int:
 
 def _pins(eqn: Any) -> bool:
     """Whether an equation is a remat with a barrier that holds a read of a parameter."""
-    if eqn.primitive.name != _REMAT or eqn.params["prevent_cse"] is False:
+    if eqn.primitive.name != REMAT or eqn.params["prevent_cse"] is False:
         return False
     return any(
         each.primitive.name == "name" and marked_shape(each.params["name"]) is not None

@@ -1,13 +1,11 @@
 """Compiling the real train step of a stage for a target, and reading what came out."""
 
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from jax.stages import Compiled
 
@@ -29,15 +27,15 @@ from jzero.hlo.buffers import compile_with_buffers
 from jzero.hlo.flow import Flow
 from jzero.hlo.large import largest
 from jzero.hlo.peak import Peak, peak
-from jzero.plan.fit import JAX_FRACTION, USABLE
-from jzero.plan.leaves import config_of
+from jzero.plan.fit import fits, memory_setting
+from jzero.plan.leaves import config_of, optimizer_of
 from jzero.targets import Target
 from jzero.units import size
 from jzero.workload import Workload
 from jzero.zero import Zero
 
 
-def measure(request: Request) -> dict[str, Any]:
+def compile_stage(request: Request) -> dict[str, Any]:
     """Compiles one stage in this process, and runs it where the target is the devices present.
 
     Arguments:
@@ -114,18 +112,12 @@ def _zero(request: Request, workload: Workload, axes: Axes, devices: list[Any]) 
 
 def _lower(zero: Zero, workload: Workload):
     try:
-        zero.setup_for(workload.init, _optimizer(zero, workload), sample=workload.sample)
+        zero.setup_for(workload.init, optimizer_of(workload, zero.config), sample=workload.sample)
         return zero.train_step(workload.loss_fn).lower(workload.batch(_rows(zero)))
     except JzeroError:
         raise
     except Exception as error:
         raise JzeroError(f"the workload cannot be traced: {one_line(error)}") from error
-
-
-def _optimizer(zero: Zero, workload: Workload) -> optax.GradientTransformation | None:
-    if workload.tx is None and zero.config.optimizer is None:
-        return optax.adamw(1e-4)
-    return workload.tx
 
 
 def _rows(zero: Zero) -> int:
@@ -152,9 +144,6 @@ def _row(
     state = explain(setup.layout, setup.abstract_state(), accumulation=setup.batch.accumulation)
     capacity = target.memory_bytes
     share = None if capacity is None else memory.peak_bytes / capacity
-    fraction = None
-    if share is not None and target.kind == "gpu" and share > JAX_FRACTION:
-        fraction = math.ceil(share * 100) / 100
     return Row(
         stage=stage,
         argument_bytes=memory.argument_bytes,
@@ -165,8 +154,8 @@ def _row(
         largest=most and largest(most, flow),
         host_bytes=memory.host_bytes,
         capacity_bytes=capacity,
-        fits=None if share is None else share <= USABLE,
-        mem_fraction=fraction,
+        fits=fits(share),
+        mem_fraction=memory_setting(share) if target.kind == "gpu" else None,
         state_bytes=dict(state.bytes_per_device),
         collectives=found,
         comm_bytes=volume(found, zero.mesh),
@@ -181,7 +170,7 @@ def _row(
 def _run(row: Row, compiled: Compiled, zero: Zero, workload: Workload) -> Row:
     """The row, with what running the step took."""
     try:
-        ran = run(compiled, zero, workload, _optimizer(zero, workload), _rows(zero))
+        ran = run(compiled, zero, workload, optimizer_of(workload, zero.config), _rows(zero))
     except JzeroError:
         raise
     except Exception as error:

@@ -10,6 +10,7 @@ from jzero.compare.here import is_here
 from jzero.compare.row import Result, Row
 from jzero.compare.running import WARM_UP
 from jzero.console import say
+from jzero.plan.fit import advice
 from jzero.units import Unit, percent, size, unit_for
 
 _WIDE = 112
@@ -32,11 +33,7 @@ def show(found: Result, console: Console) -> None:
         if row.error is not None:
             say(console, f"Stage {row.stage}: {row.error}.")
         if row.mem_fraction is not None and row.fits:
-            say(
-                console,
-                f"Stage {row.stage} needs more than the 75 % of the memory that JAX takes unless "
-                f"told: set XLA_CLIENT_MEM_FRACTION={row.mem_fraction:.2f}.",
-            )
+            say(console, advice(row.stage, row.mem_fraction))
     ran = [row for row in found.rows if row.timed_steps is not None]
     if ran:
         _show_measured(ran, console)

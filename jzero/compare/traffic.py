@@ -7,7 +7,7 @@ from dataclasses import replace
 from jzero.compare.row import Traffic
 from jzero.hlo import Collective
 from jzero.hlo.groups import UNKNOWN
-from jzero.hlo.text import Shape
+from jzero.hlo.text import bits
 from jzero.layout import Layout
 from jzero.mesh import ZeroMesh
 
@@ -71,4 +71,4 @@ def shard_parameters(layout: Layout) -> int:
 
 def _elements(row: Traffic) -> int | None:
     """Elements sent on the ring."""
-    return None if row.bytes is None else row.bytes * 8 // Shape(row.dtype, (8,)).bytes
+    return None if row.bytes is None else row.bytes * 8 // bits(row.dtype)

@@ -8,7 +8,7 @@ import logging
 import sys
 from pathlib import Path
 
-from jzero.compare.program import measure
+from jzero.compare.program import compile_stage
 from jzero.compare.request import Request
 from jzero.errors import JzeroError, RunFailed
 from jzero.factory import one_line
@@ -28,12 +28,13 @@ class Notices(logging.Handler):
 def main() -> None:
     """Writes an answer to RESULT.
 
-    That is what `measure` returns, with "notices"; or {"failed": message, "usage": whose fault}.
+    That is what `compile_stage` returns, with "notices"; or {"failed": message, "usage": whose
+    fault}.
     """
     notices = Notices()
     logging.getLogger("jzero").addHandler(notices)
     try:
-        answer = measure(Request.from_dict(json.load(sys.stdin)))
+        answer = compile_stage(Request.from_dict(json.load(sys.stdin)))
         if answer:
             answer["notices"] = notices.lines
     except JzeroError as error:

@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        return (self.elements * _bits(self.dtype) + 7) // 8
+        return (self.elements * bits(self.dtype) + 7) // 8
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,8 @@ def _widths(text: str) -> tuple[int, ...]:
     return tuple(found) if any(found) else ()
 
 
-def _bits(dtype: str) -> int:
+def bits(dtype: str) -> int:
+    """Of an element, by its dtype as HLO spells it."""
     if dtype == "pred":
         return 8
     if dtype in ("token", "opaque"):

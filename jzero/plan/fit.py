@@ -45,14 +45,35 @@ class Fit:
 
     @property
     def setting(self) -> float | None:
-        """What to set XLA_CLIENT_MEM_FRACTION to; None where JAX's own share suffices."""
-        if self.fraction is None or self.fraction <= JAX_FRACTION:
-            return None
-        return math.ceil(self.fraction * 100) / 100
+        """See `memory_setting`."""
+        return memory_setting(self.fraction)
 
     def as_dict(self) -> dict[str, Any]:
         """The same as data for JSON, without the stage."""
         return {name: value for name, value in vars(self).items() if name != "stage"}
+
+
+def memory_setting(share: float | None) -> float | None:
+    """What to set XLA_CLIENT_MEM_FRACTION to, for a share of a GPU's memory.
+
+    None where JAX's own share suffices, or nothing is known.
+    """
+    if share is None or share <= JAX_FRACTION:
+        return None
+    return math.ceil(share * 100) / 100
+
+
+def advice(stage: int, setting: float) -> str:
+    """What to do where a stage fits and JAX's own share of the memory does not suffice."""
+    return (
+        f"Stage {stage} needs more than the 75 % of the memory that JAX takes unless told: set "
+        f"XLA_CLIENT_MEM_FRACTION={setting:.2f}."
+    )
+
+
+def fits(share: float | None) -> bool | None:
+    """Whether so much of a device's memory can be used; None where it is not known."""
+    return None if share is None else share <= USABLE
 
 
 def fit(
@@ -82,5 +103,5 @@ def fit(
         peak_bytes=peak,
         capacity_bytes=capacity,
         fraction=fraction,
-        fits=None if fraction is None else fraction <= USABLE,
+        fits=fits(fraction),
     )

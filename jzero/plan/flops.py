@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-_REMAT = "remat2"  # the primitive of jax.checkpoint
+from jzero.jaxpr_flow import REMAT
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def count(jaxpr: Any) -> Work:
             below = sum((count(inner) for inner in _inner(eqn)), Work(0, 0))
             if name == "scan":
                 below = below.times(eqn.params["length"])
-            total += Work(below.once, below.once) if name == _REMAT else below
+            total += Work(below.once, below.once) if name == REMAT else below
     return total
 
 
@@ -63,7 +63,7 @@ def remat_bodies(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
     """
     seen: set[tuple[str, ...]] = set()
     for eqn in _all(jaxpr):
-        if eqn.primitive.name != _REMAT:
+        if eqn.primitive.name != REMAT:
             continue
         body = eqn.params["jaxpr"]
         kinds = tuple(str(v.aval) for v in body.invars)

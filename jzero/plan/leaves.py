@@ -73,9 +73,7 @@ def lay_out(
     zero = Zero(config, mesh=AbstractMesh((devices,), ("data",)))
     batch = zero.batch
     try:
-        tx = workload.tx
-        if tx is None and config.optimizer is None:
-            tx = optax.adamw(1e-4)
+        tx = optimizer_of(workload, config)
         setup = zero.setup_for(workload.init, tx, sample=workload.sample)
         job = Job(workload, setup, batch.micro or 1, batch.accumulation)
         # Only a loss tells of every model which axes are a layer scan's.
@@ -172,20 +170,21 @@ def _layers(job: Job) -> dict[str, int]:
     for path, leaf in job.setup.at_stage(max(STAGES)).layout.leaves.items():
         if leaf.array.trained and leaf.shard_state and not leaf.shard_parameter:
             continue
-        key = _layer_of(path, leaf)
+        key = layer_of(leaf) or path
         layers[key] = layers.get(key, 0) + leaf.array.layer_size
     return layers
 
 
-def _layer_of(path: str, leaf: Leaf) -> str:
-    names = path.split("/")
+def layer_of(leaf: Leaf) -> str | None:
+    """What names the layer that a leaf belongs to: its place in a list, or its stack's length."""
+    names = leaf.path.split("/")
     for depth, name in enumerate(names):
         if name.isdigit():  # an entry of a list of layers
             return "/".join(names[: depth + 1])
     if leaf.array.layer_axes:
         length = [leaf.array.shape[axis] for axis in leaf.array.layer_axes]
         return f"{names[0]} x {length}"
-    return path
+    return None
 
 
 def config_of(
@@ -216,6 +215,13 @@ def config_of(
         accumulation=steps,
         train_batch_size=micro * steps * devices,
     )
+
+
+def optimizer_of(workload: Workload, config: Config) -> optax.GradientTransformation | None:
+    """The workload's optimizer, or AdamW; None where the configuration has one."""
+    if workload.tx is None and config.optimizer is None:
+        return optax.adamw(1e-4)
+    return workload.tx
 
 
 def tokens_of(batch: Any) -> int | None:

@@ -9,6 +9,7 @@ from rich.text import Text
 from jzero.console import say
 from jzero.plan.advice import seconds
 from jzero.plan.deepspeed import Estimate
+from jzero.plan.fit import advice
 from jzero.plan.plan import OnTarget, Plan
 from jzero.plan.rows import Row
 from jzero.units import Unit, percent, size, unit_for
@@ -133,14 +134,8 @@ def _on_target(on: OnTarget, rows: Sequence[Row]) -> Table:
 def _settings(on: OnTarget, stages: Sequence[int]) -> list[str]:
     if on.target.kind != "gpu":
         return []
-    needed = {
-        s: on.fits[s].setting for s in stages if on.fits[s].fits and on.fits[s].setting is not None
-    }
-    return [
-        f"Stage {stage} needs more than the 75 % of the memory that JAX takes unless told: set "
-        f"XLA_CLIENT_MEM_FRACTION={setting:.2f}."
-        for stage, setting in needed.items()
-    ]
+    needed = [(stage, on.fits[stage].setting) for stage in stages if on.fits[stage].fits]
+    return [advice(stage, setting) for stage, setting in needed if setting is not None]
 
 
 def _table(title: str) -> Table:

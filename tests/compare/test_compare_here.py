@@ -30,7 +30,7 @@ NOTICE = "wall_clock_breakdown: no effect"
 
 def measure(stage: int = 3, target: str = "here:2") -> tuple[dict[str, Any], Row]:
     """In this process, which has eight devices."""
-    answer = program.measure(Request(MIXED, target, stage))
+    answer = program.compile_stage(Request(MIXED, target, stage))
     return answer, Row.from_dict(answer["row"])
 
 
