@@ -73,6 +73,7 @@ def _board(folder: Path) -> Any:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise JzeroError(
-            'tensorboard.enabled: its writer is missing; pip install "jzero[tensorboard]"'
+            'tensorboard.enabled: its writer is missing; pip install ".[tensorboard]" in a clone '
+            "of jzero"
         ) from None
     return SummaryWriter(str(folder))

@@ -24,7 +24,7 @@ NODE = 8
 HERE = "here"
 """The devices present, as a target of `jzero compare` (jzero/compare/here.py)."""
 
-_INSTALL = 'pip install "jzero[compile-only]"'
+_INSTALL = 'pip install ".[compile-only]" in a clone of jzero'
 # TPU_ACCELERATOR_TYPE counts cores: a v5p chip has two. JAX sees one device for a chip.
 _ACCELERATOR_TYPE = {"v5e": ("v5litepod", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
 _PLUGINS = {

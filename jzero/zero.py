@@ -171,7 +171,10 @@ class Zero:
     def setup(self) -> Setup:
         """The model and its optimizer as laid out on the mesh."""
         if self._setup is None:
-            raise JzeroError("call zero.init(model, tx) first: it says which leaves there are")
+            raise JzeroError(
+                "call zero.setup_for(model, tx) or zero.init(model, tx) first: it says which "
+                "leaves there are"
+            )
         return self._setup
 
     @setup.setter

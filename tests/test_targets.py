@@ -74,7 +74,7 @@ def test_a_missing_compiler_is_one_line_that_says_what_to_install(
         devices(parse(text))
     assert str(caught.value) == (
         f"target {text!r} needs XLA's {compiler} compiler, which is not installed: "
-        'pip install "jzero[compile-only]"'
+        'pip install ".[compile-only]" in a clone of jzero'
     )
 
 

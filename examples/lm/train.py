@@ -89,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return train(args)
     except KeyboardInterrupt:
-        return failed("interrupted", 130)
+        kept = (args.out / "checkpoints").is_dir()
+        return failed(f"interrupted{': go on with --resume' if kept else ''}", 130)
     except (Failure, RunFailed, ScaleError, OSError) as error:
         return failed(error, 1)
     except jax.errors.JaxRuntimeError as error:  # such as no memory; the rest is XLA's own account

@@ -49,7 +49,7 @@ def from_module(module: nn.Module, sample: Any) -> Model:
     if sample is None:
         raise JzeroError(
             f"{type(module).__name__} is a Linen module, which is initialised on an input: "
-            f"pass zero.init(..., sample=x)"
+            f"pass sample=x to zero.init, or to jzero.Workload"
         )
     args = sample if isinstance(sample, tuple) else (sample,)
 

@@ -63,5 +63,5 @@ def test_a_picture_without_its_extra_is_refused_at_once(
 ):
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     code, _, err = run(*WHERE, "--png", str(tmp_path / "picture.png"))
-    said = 'jzero compare: error: --png needs an extra: pip install "jzero[png]"\n'
+    said = 'jzero compare: error: --png needs an extra: pip install ".[png]" in a clone of jzero\n'
     assert (code, err) == (2, said)

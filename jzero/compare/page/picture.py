@@ -63,7 +63,9 @@ def _extra(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise JzeroError('--png needs an extra: pip install "jzero[png]"') from error
+        raise JzeroError(
+            '--png needs an extra: pip install ".[png]" in a clone of jzero'
+        ) from error
 
 
 def _without_words(drawing: str) -> str:
