@@ -12,7 +12,6 @@ Where torch and deepspeed are installed, DeepSpeed trains the same in processes 
 import argparse
 import os
 import statistics
-import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -22,6 +21,7 @@ from jax.sharding import Mesh
 from model import PRESETS
 
 from benchmarks import beside, figures, handwritten, ours, usual
+from benchmarks.command import ended
 from benchmarks.job import Job
 from benchmarks.lm import operations
 from benchmarks.race import Runner, check, losses_of, quartiles, race
@@ -35,7 +35,7 @@ from jzero.cli.parser import (
     write_json,
 )
 from jzero.compare.here import peak
-from jzero.errors import JzeroError, RunFailed
+from jzero.errors import JzeroError
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -56,26 +56,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0; 2 for bad usage, 1 for a failure while running, with one line each."""
     args = parse(arguments)
-    try:
-        check_file("--json", args.json)
-        with output(args.json) as console:
-            found = bench(args)
-            figures.show(found, console)
-        write_json(args.json, found.as_dict())
-    except KeyboardInterrupt:
-        return failed("interrupted", 130)
-    except JzeroError as error:
-        return failed(error, 2)
-    except (RunFailed, OSError) as error:
-        return failed(error, 1)
-    except jax.errors.JaxRuntimeError as error:  # such as no memory; the rest is XLA's own account
-        return failed(str(error).partition("\n")[0], 1)
+    return ended("bench.py", lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints, and writes."""
+    check_file("--json", args.json)
+    with output(args.json) as console:
+        found = bench(args)
+        figures.show(found, console)
+    write_json(args.json, found.as_dict())
     return 0
-
-
-def failed(error: object, code: int) -> int:
-    print(f"bench.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
 
 
 def devices(count: int | None) -> list[Any]:

@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import ended
 from jzero.cli.parser import Parser, add_json, check_file, output, write_json
+from jzero.console import say
 from jzero.errors import JzeroError, RunFailed
 from jzero.units import size
 
@@ -87,25 +89,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--preset", choices=presets, default="fill", help="fill, tiny (fill)")
     add_json(parser)
     args = parser.parse_args(arguments)
-    try:
-        check_file("--json", args.json)
-        with output(args.json) as console:
-            found = check(args)
-            for line in found["said"]:
-                console.print(line, soft_wrap=True, markup=False)
-        write_json(args.json, found)
-    except KeyboardInterrupt:
-        return failed("interrupted", 130)
-    except JzeroError as error:
-        return failed(error, 2)
-    except (RunFailed, OSError) as error:
-        return failed(error, 1)
+    return ended("gpu_check.py", lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks, prints, and writes."""
+    check_file("--json", args.json)
+    with output(args.json) as console:
+        found = check(args)
+        for line in found["said"]:
+            say(console, line)
+    write_json(args.json, found)
     return 1 if found["failed"] else 0
-
-
-def failed(error: object, code: int) -> int:
-    print(f"gpu_check.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
 
 
 def check(args: argparse.Namespace) -> dict[str, Any]:

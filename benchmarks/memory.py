@@ -9,7 +9,6 @@ Exit code 0 if every peak is at most 1.05 of its sum; 1 if not.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from benchmarks import shapes
 from benchmarks.bound import Bound, bounds
+from benchmarks.command import ended
 from benchmarks.shapes import SHAPES
 from jzero import targets
 from jzero.cli.compare import stages
@@ -28,7 +28,7 @@ from jzero.cli.progress import Progress
 from jzero.compare.request import Request
 from jzero.compare.runner import compare
 from jzero.console import say
-from jzero.errors import JzeroError, RunFailed
+from jzero.errors import RunFailed
 from jzero.hlo.large import Large
 from jzero.partition import STAGES
 from jzero.units import size
@@ -72,26 +72,19 @@ class Row:
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0; 1 where a bound is broken or something fails, 2 for bad usage; one line each."""
     args = parse(arguments)
-    try:
-        check_file("--json", args.json)
-        target = targets.parse(args.target)
-        with output(args.json) as console:
-            rows = [row for name in args.shapes for row in measure(name, args.stages, target)]
-            show(rows, target, console)
-        data = {"target": target.name, "jax": jax.__version__, "limit": LIMIT}
-        write_json(args.json, {**data, "rows": [row.as_dict() for row in rows]})
-    except KeyboardInterrupt:
-        return failed("interrupted", 130)
-    except JzeroError as error:
-        return failed(error, 2)
-    except (RunFailed, OSError) as error:
-        return failed(error, 1)
+    return ended("bench_memory.py", lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compiles, prints, and writes."""
+    check_file("--json", args.json)
+    target = targets.parse(args.target)
+    with output(args.json) as console:
+        rows = [row for name in args.shapes for row in measure(name, args.stages, target)]
+        show(rows, target, console)
+    data = {"target": target.name, "jax": jax.__version__, "limit": LIMIT}
+    write_json(args.json, {**data, "rows": [row.as_dict() for row in rows]})
     return 0 if all(row.holds for row in rows) else 1
-
-
-def failed(error: object, code: int) -> int:
-    print(f"bench_memory.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

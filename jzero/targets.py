@@ -55,17 +55,17 @@ class Target:
     """A number of accelerators of one model; figures are for one device, None where there are none.
 
     Attributes:
-        name: as written, such as "h100:8".
-        model: the part before the colon, a key of the device figures, or "cpu".
-        kind: "gpu", "tpu" or "cpu".
-        count: devices.
-        topology: the compiler's own name for their arrangement ("1x1x8", "v5p:2x2x2"); "" on CPU.
-        description: the maker's name of the device.
-        memory_bytes: device memory.
-        flops: dense bf16 operations per second.
-        memory_bytes_per_s: bandwidth of the device's memory.
-        link_bytes_per_s: one way, between a node's GPUs (NVLink) or over all links of a TPU (ICI).
-        network_bytes_per_s: one way and per GPU, between nodes; None for a TPU.
+      name: as written, such as "h100:8".
+      model: the part before the colon, a key of the device figures, or "cpu".
+      kind: "gpu", "tpu" or "cpu".
+      count: devices.
+      topology: the compiler's own name for their arrangement ("1x1x8", "v5p:2x2x2"); "" on CPU.
+      description: the maker's name of the device.
+      memory_bytes: device memory.
+      flops: dense bf16 operations per second.
+      memory_bytes_per_s: bandwidth of the device's memory.
+      link_bytes_per_s: one way, between a node's GPUs (NVLink) or over all links of a TPU (ICI).
+      network_bytes_per_s: one way and per GPU, between nodes; None for a TPU.
     """
 
     name: str
@@ -85,14 +85,14 @@ def parse(text: str) -> Target:
     """Reads a target such as `h100:8`, `a100-80g:64`, `v5p:2x2x2` or `cpu:8`.
 
     Arguments:
-        text: a model, a colon, and for GPUs and CPU a number (up to 8 GPUs, or a multiple of 8, in
-            nodes of 8), for TPUs a topology with as many dimensions as the model's torus has.
+      text: a model, a colon, and for GPUs and CPU a number (up to 8 GPUs, or a multiple of 8, in
+          nodes of 8), for TPUs a topology with as many dimensions as the model's torus has.
 
     Returns:
-        The target. No device is touched.
+      The target. No device is touched.
 
     Raises:
-        JzeroError: an unknown model, or a number or topology that cannot be.
+      JzeroError: an unknown model, or a number or topology that cannot be.
 
     >>> parse("h100:16").topology, parse("v5p:2x2x2").count
     ('1x2x8', 8)
@@ -148,10 +148,10 @@ def environment(target: Target) -> dict[str, str]:
     """Environment variables that a process needs before it imports JAX to compile for a target.
 
     Arguments:
-        target: from `parse`.
+      target: from `parse`.
 
     Returns:
-        Variables to set; for CPU, `XLA_FLAGS` with this process's own flags in front.
+      Variables to set; for CPU, `XLA_FLAGS` with this process's own flags in front.
     """
     variables = {"JAX_PLATFORMS": "cpu"}
     if target.kind == "tpu":
@@ -168,14 +168,14 @@ def devices(target: Target) -> list[Any]:
     """JAX devices to build a mesh from: compile-only for a GPU or TPU target, real ones for CPU.
 
     Arguments:
-        target: from `parse`. Start the process with `environment(target)` set.
+      target: from `parse`. Start the process with `environment(target)` set.
 
     Returns:
-        As many devices as the target has, in order; a GPU node's stand side by side.
+      As many devices as the target has, in order; a GPU node's stand side by side.
 
     Raises:
-        JzeroError: the compiler's plugin is not installed or not usable, or there are fewer CPU
-            devices than asked for.
+      JzeroError: the compiler's plugin is not installed or not usable, or there are fewer CPU
+          devices than asked for.
     """
     if target.kind == "cpu":
         return _cpu(target)
@@ -226,10 +226,10 @@ def plugin_installed(kind: Literal["gpu", "tpu", "cpu"]) -> bool:
     """Whether the compiler for a kind of target is installed; nothing is loaded.
 
     Arguments:
-        kind: a target's kind; XLA:CPU is always there.
+      kind: a target's kind; XLA:CPU is always there.
 
     Returns:
-        True where `devices` finds its plugin.
+      True where `devices` finds its plugin.
     """
     try:
         modules = _PLUGINS[kind]

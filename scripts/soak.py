@@ -43,11 +43,11 @@ class Training:
     """The run that is killed: how it is started, and what it leaves.
 
     Arguments:
-        work: folder for everything.
-        name: of the run's own folder.
-        steps: optimizer steps in all.
-        save_every: steps between checkpoints.
-        devices: virtual CPU devices.
+      work: folder for everything.
+      name: of the run's own folder.
+      steps: optimizer steps in all.
+      save_every: steps between checkpoints.
+      devices: virtual CPU devices.
     """
 
     work: Path
@@ -173,7 +173,7 @@ def compare(run: Training, undisturbed: Training) -> None:
     """Whether a run came to the same end.
 
     Raises:
-        Wrong: naming the first step or leaf that differs.
+      Wrong: naming the first step or leaf that differs.
     """
     for number, (one, other) in enumerate(zip(curve(run), curve(undisturbed), strict=True), 1):
         if one != other:

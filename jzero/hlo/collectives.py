@@ -15,15 +15,15 @@ class Collective:
     """What one device sends in one call of the program, for one opcode, set of axes and dtype.
 
     Attributes:
-        op: HLO opcode, such as "all-gather"; a TPU's fused form counts as "reduce-scatter".
-        axes: mesh axes in mesh order, or ("unknown",).
-        dtype: as HLO spells it, such as "bf16".
-        count: collectives run, loops multiplied out; None where the program does not tell.
-        elements: elements of the full tensors (of an all-reduce and others: of the operand), times
-            count. Not scaled by the ring.
-        bytes: bytes sent on a ring of n devices: (n-1)/n of the full tensor for all-gather,
-            reduce-scatter and all-to-all, twice that for all-reduce, the operand for
-            collective-permute; times count.
+      op: HLO opcode, such as "all-gather"; a TPU's fused form counts as "reduce-scatter".
+      axes: mesh axes in mesh order, or ("unknown",).
+      dtype: as HLO spells it, such as "bf16".
+      count: collectives run, loops multiplied out; None where the program does not tell.
+      elements: elements of the full tensors (of an all-reduce and others: of the operand), times
+          count. Not scaled by the ring.
+      bytes: bytes sent on a ring of n devices: (n-1)/n of the full tensor for all-gather,
+          reduce-scatter and all-to-all, twice that for all-reduce, the operand for
+          collective-permute; times count.
     """
 
     op: str
@@ -38,15 +38,15 @@ def collectives(program: Program, mesh: Mesh | AbstractMesh) -> list[Collective]
     """Adds up the collectives of a compiled program, per device and call.
 
     Arguments:
-        program: a compiled function, its text, or that text as `parse` read it.
-        mesh: the mesh it was compiled for.
+      program: a compiled function, its text, or that text as `parse` read it.
+      mesh: the mesh it was compiled for.
 
     Returns:
-        One row for each opcode, axes and dtype, sorted; collectives that run an unknown number of
-        times form a row of their own with `count`, `elements` and `bytes` None.
+      One row for each opcode, axes and dtype, sorted; collectives that run an unknown number of
+      times form a row of their own with `count`, `elements` and `bytes` None.
 
     Raises:
-        JzeroError: `program` is text that holds no HLO module.
+      JzeroError: `program` is text that holds no HLO module.
     """
     return total(sites(program, mesh))
 
@@ -78,13 +78,13 @@ def count_by(
     """How many collectives run, of the rows with this opcode, these axes and this dtype.
 
     Arguments:
-        rows: from `collectives`.
-        op: an HLO opcode; None takes all.
-        axes: exactly these mesh axes, or one axis's name; None takes all.
-        dtype: an HLO dtype; None takes all.
+      rows: from `collectives`.
+      op: an HLO opcode; None takes all.
+      axes: exactly these mesh axes, or one axis's name; None takes all.
+      dtype: an HLO dtype; None takes all.
 
     Returns:
-        The sum, 0 where no row matches; None where a matching row's figure is not known.
+      The sum, 0 where no row matches; None where a matching row's figure is not known.
 
     >>> rows = [Collective("all-gather", ("data",), "bf16", 10, 5000, 8750)]
     >>> count_by(rows, "all-gather", "data"), count_by(rows, "all-reduce")

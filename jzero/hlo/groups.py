@@ -32,11 +32,11 @@ def groups(attributes: str, devices: int) -> Groups | None:
     """The groups written in an instruction's attributes; None where there are none to read.
 
     Arguments:
-        attributes: the text after an instruction's operands.
-        devices: how many devices run the program; an empty list means one group of all.
+      attributes: the text after an instruction's operands.
+      devices: how many devices run the program; an empty list means one group of all.
 
     Returns:
-        One tuple of device positions for each group.
+      One tuple of device positions for each group.
     """
     if found := _LISTS.search(attributes):
         return _lists(found[1]) or (tuple(range(devices)),)
@@ -58,11 +58,11 @@ def axes_of_groups(found: Groups, shape: Mapping[str, int]) -> tuple[str, ...]:
     """The smallest set of mesh axes whose groups are exactly these, in mesh order.
 
     Arguments:
-        found: groups of device positions.
-        shape: the mesh's axes and their sizes in order (`mesh.shape`).
+      found: groups of device positions.
+      shape: the mesh's axes and their sizes in order (`mesh.shape`).
 
     Returns:
-        The axes' names; () where each device is alone; ("unknown",) where no axes make them.
+      The axes' names; () where each device is alone; ("unknown",) where no axes make them.
     """
     return _axes_of_groups(found, tuple(shape.items()))
 

@@ -43,12 +43,12 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     """How many times the body of `loop`, a while in `computation`, runs; None where unknown.
 
     Arguments:
-        module: the program.
-        computation: the computation that holds the loop, where its initial values are found.
-        loop: the `while` instruction.
+      module: the program.
+      computation: the computation that holds the loop, where its initial values are found.
+      loop: the `while` instruction.
 
     Returns:
-        The number of times, or None (a data-dependent loop, or a counter of another form).
+      The number of times, or None (a data-dependent loop, or a counter of another form).
     """
     known = _KNOWN.search(loop.attributes)
     if known:

@@ -13,12 +13,12 @@ class Memory:
     """Bytes on one device; `host_bytes` lie in its host's memory instead.
 
     Attributes:
-        argument_bytes: inputs on the device.
-        output_bytes: outputs, donated buffers that they reuse included.
-        temp_bytes: what the program needs besides inputs and outputs.
-        alias_bytes: output bytes that lie in donated inputs.
-        peak_bytes: the most in use at once, inputs and outputs included.
-        host_bytes: inputs, outputs and temporaries that live in host memory, aliases once.
+      argument_bytes: inputs on the device.
+      output_bytes: outputs, donated buffers that they reuse included.
+      temp_bytes: what the program needs besides inputs and outputs.
+      alias_bytes: output bytes that lie in donated inputs.
+      peak_bytes: the most in use at once, inputs and outputs included.
+      host_bytes: inputs, outputs and temporaries that live in host memory, aliases once.
     """
 
     argument_bytes: int
@@ -37,13 +37,13 @@ def memory(compiled: Compiled) -> Memory:
     uses host memory is given that same sum where it is smaller.
 
     Arguments:
-        compiled: `jit(f).lower(...).compile()`, for devices present or compile-only.
+      compiled: `jit(f).lower(...).compile()`, for devices present or compile-only.
 
     Returns:
-        The figures, in bytes for one device.
+      The figures, in bytes for one device.
 
     Raises:
-        JzeroError: the backend gives no memory analysis.
+      JzeroError: the backend gives no memory analysis.
     """
     stats = compiled.memory_analysis()
     if stats is None:

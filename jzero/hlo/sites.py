@@ -32,16 +32,16 @@ class Site:
     """One collective where it stands in the program; sizes are for one device and one run of it.
 
     Attributes:
-        op: HLO opcode, `-start` removed; a TPU's fused all-reduce-scatter is a reduce-scatter.
-        axes: mesh axes it runs over, in mesh order; ("unknown",) where they cannot be told.
-        dtype: as HLO spells it.
-        count: runs per call of the program, loops multiplied out; None where that is not known.
-        elements: of the full tensor (of the operand for all-reduce and others); None if unknown.
-        bytes: what a ring sends from one device; None where groups or volume are not known.
-        operands: the shapes that one device puts in.
-        name: the instruction's name.
-        source: the JAX operation behind it (`op_name`).
-        computation: the computation that holds it.
+      op: HLO opcode, `-start` removed; a TPU's fused all-reduce-scatter is a reduce-scatter.
+      axes: mesh axes it runs over, in mesh order; ("unknown",) where they cannot be told.
+      dtype: as HLO spells it.
+      count: runs per call of the program, loops multiplied out; None where that is not known.
+      elements: of the full tensor (of the operand for all-reduce and others); None if unknown.
+      bytes: what a ring sends from one device; None where groups or volume are not known.
+      operands: the shapes that one device puts in.
+      name: the instruction's name.
+      source: the JAX operation behind it (`op_name`).
+      computation: the computation that holds it.
     """
 
     op: str
@@ -64,14 +64,14 @@ def sites(program: Program, mesh: Mesh | AbstractMesh) -> list[Site]:
     conditional count once where they send the same, and otherwise have `count` None.
 
     Arguments:
-        program: a compiled function, its text, or that text as `parse` read it.
-        mesh: the mesh it was compiled for; positions in `mesh.devices.flat` are its device numbers.
+      program: a compiled function, its text, or that text as `parse` read it.
+      mesh: the mesh it was compiled for; positions in `mesh.devices.flat` are its device numbers.
 
     Returns:
-        The sites, in the order in which the program reaches them.
+      The sites, in the order in which the program reaches them.
 
     Raises:
-        JzeroError: `program` is text that holds no HLO module.
+      JzeroError: `program` is text that holds no HLO module.
     """
     module = parse(program)
     return _Walk(module, dict(mesh.shape)).computation(module.entry)
