@@ -14,13 +14,11 @@ from enum import Enum
 
 from jzero.errors import JzeroError
 from jzero.hlo.flow import Flow
+from jzero.hlo.passes import BACKWARD
 from jzero.hlo.text import Shape
 
 SMALL = 1024
 """Elements up to which an array is a counter or a statistic rather than a tensor."""
-
-FORWARD, BACKWARD = "jvp(", "transpose("
-"""What JAX writes into the names of operations under autodiff, and of those of its second pass."""
 
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}, (?:may|must)-alias\)")
 _ROOT = re.compile(r"(?:args|kwargs)\[[^\]]*\]|\w+")

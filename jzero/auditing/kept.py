@@ -7,16 +7,13 @@ between the two loops; in unrolled layers each stays where it is, over the layer
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jzero.auditing.arguments import BACKWARD, FORWARD
 from jzero.auditing.moved import Moved
 from jzero.auditing.origins import Kind, Origins
 from jzero.hlo.flow import Flow
+from jzero.hlo.passes import AGAIN, BACKWARD, FORWARD
 from jzero.hlo.spans import Callers
 from jzero.hlo.text import Computation, Instruction
 from jzero.hlo.ways import Way, same
-
-_AGAIN = "rematted_computation"
-"""What JAX writes into the names of operations that backward does again."""
 
 
 def kept(flow: Flow, origins: Origins, gathers: Iterable[Moved]) -> list[Moved] | None:
@@ -61,7 +58,7 @@ class _Reader:
             for array, uses in enumerate(flow.uses)
             if origins.is_of_state(array)
             for user, way in uses
-            if way is Way.PRODUCT and _AGAIN not in flow.at[user][1].source
+            if way is Way.PRODUCT and AGAIN not in flow.at[user][1].source
         ]
 
     def keeps(self, gathered: int) -> bool:

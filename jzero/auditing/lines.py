@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jzero.auditing.arguments import BACKWARD, FORWARD
 from jzero.auditing.moved import Moved
 from jzero.hlo.known import added_up
+from jzero.hlo.passes import BACKWARD, FORWARD
 from jzero.hlo.text import Shape
 from jzero.units import size
 

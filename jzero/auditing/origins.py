@@ -11,8 +11,9 @@ A program does not speak of weights, gradients and activations. They follow from
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from jzero.auditing.arguments import FORWARD, SMALL, Arguments, Role
+from jzero.auditing.arguments import SMALL, Arguments, Role
 from jzero.hlo.flow import Flow
+from jzero.hlo.passes import FORWARD
 from jzero.hlo.text import Instruction
 from jzero.hlo.ways import Way, same
 

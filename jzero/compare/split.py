@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jzero.hlo.buffers import Value
 from jzero.hlo.flow import Flow
 from jzero.hlo.memory import Memory
+from jzero.hlo.passes import phase
 from jzero.hlo.peak import Live, Peak
 from jzero.hlo.text import Instruction, Module
 from jzero.hlo.ways import Way, same
@@ -33,8 +34,7 @@ _WEIGHTS = ("state.params", "state.master")
 # jzero's scopes. The first three take gradients and give them.
 _GRADIENT = re.compile(r"\bzero_(reduce|accumulate|norm)")
 _GATHER, _UPDATE = "zero_gather", "zero_update"
-# What JAX calls operations that autodiff went through, transposed, and does again in backward.
-_THROUGH, _TRANSPOSED, _AGAIN = "jvp(", "transpose(", "rematted_computation"
+_FORWARD = ("forward", "recomputed")
 # How autodiff sums the gradients of several uses of a weight, and those of a lookup into zeros.
 _SUMS = ("add_any", "scatter-add")
 
@@ -108,7 +108,7 @@ class _Heap:
         weights = any(name.startswith(_WEIGHTS) for name in names)
         if any(_GATHER in name for name in names) or (weights and not updated):
             return "gathered"
-        return "activations" if any(map(_is_forward, names)) else "temporaries"
+        return "activations" if any(phase(name) in _FORWARD for name in names) else "temporaries"
 
 
 def _name(module: Module, instruction: Instruction) -> str:
@@ -118,10 +118,6 @@ def _name(module: Module, instruction: Instruction) -> str:
     # XLA:TPU keeps the name on what it reduces with alone.
     reducers = [module.computations[each] for each in instruction.called]
     return next((each.root.source for each in reducers), "")
-
-
-def _is_forward(name: str) -> bool:
-    return _AGAIN in name or (_THROUGH in name and _TRANSPOSED not in name)
 
 
 def _gradients(flow: Flow, names: Sequence[str]) -> set[int]:

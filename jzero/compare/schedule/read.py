@@ -11,6 +11,7 @@ from jzero.compare.schedule.parts import Part, Schedule, Step, Transfer, shorten
 from jzero.hlo.flops import Flops
 from jzero.hlo.known import added_up, product
 from jzero.hlo.loops import trip_count
+from jzero.hlo.passes import phase
 from jzero.hlo.products import Products
 from jzero.hlo.sites import Site, sites
 from jzero.hlo.spans import Callers, span
@@ -189,11 +190,7 @@ class _Reader:
 
 def _phase(name: str, source: str) -> str:
     # The model's own remat is in the source, XLA's in the name.
-    if "rematted_computation" in source or ".remat" in name:
-        return "recomputed"
-    if "transpose(" in source:
-        return "backward"
-    return "forward" if "jvp(" in source else ""
+    return "recomputed" if ".remat" in name else phase(source)
 
 
 def _phase_of_loop(draft: _Draft) -> str:
