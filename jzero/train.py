@@ -184,9 +184,20 @@ def check_state(state: State, want: State) -> None:
     have, expected = flatten(state), flatten(want)
     for path in (*expected, *have):
         found, needed = have.get(path), expected.get(path)
-        if found is None or needed is None or found.shape != needed.shape:
+        if _is_other(found, needed):
             raise JzeroError(
                 f"this state is not one of the model that zero.init laid out last: {path} is "
-                f"{'missing' if found is None else found.shape}, expected "
-                f"{'nothing' if needed is None else needed.shape}; use one jzero.Zero per model"
+                f"{_words(found, 'missing')}, expected {_words(needed, 'nothing')}; use one "
+                f"jzero.Zero per model"
             )
+
+
+def _is_other(found: Any, needed: Any) -> bool:
+    if found is None or needed is None or found.shape != needed.shape:
+        return True
+    # A NumPy array, for a hyperparameter say, gets its dtype where it is used.
+    return isinstance(found, jax.Array) and found.dtype != needed.dtype
+
+
+def _words(x: Any, none: str) -> str:
+    return none if x is None else f"{x.dtype} {x.shape}"

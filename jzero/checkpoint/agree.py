@@ -37,3 +37,20 @@ def all_or_none(act: Callable[[], T], what: str) -> T:
         numbers = ", ".join(map(str, np.flatnonzero(failed)))
         raise RunFailed(f"process {numbers} could not {what}, and says why")
     return result
+
+
+def from_first(look: Callable[[], int], what: str) -> int:
+    """What process 0 finds, in every process: another may see a shared folder as it was before.
+
+    Arguments:
+      look: gives a number that an int32 holds; called in process 0.
+      what: that, in words, as in "could not ...".
+
+    Raises:
+      RunFailed: process 0 could not, in the others.
+    """
+    first = jax.process_index() == 0
+    found = all_or_none(lambda: look() if first else 0, what)
+    if jax.process_count() == 1:
+        return found
+    return int(multihost_utils.broadcast_one_to_all(np.int32(found)))

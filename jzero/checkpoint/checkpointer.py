@@ -2,48 +2,32 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
 
-from jzero.checkpoint import folders, retention
+from jzero.checkpoint import folders, order, retention
 from jzero.checkpoint.agree import all_or_none
 from jzero.checkpoint.due import Due
-from jzero.checkpoint.entries import PARTS, entries
-from jzero.checkpoint.facts import as_json, facts_of
+from jzero.checkpoint.entries import PARTS
+from jzero.checkpoint.facts import as_json
 from jzero.checkpoint.find import find, look
 from jzero.checkpoint.manifest import Manifest
 from jzero.checkpoint.number import whole_number
+from jzero.checkpoint.offer import Offer, Saved
 from jzero.checkpoint.restore import Restored, restore
-from jzero.checkpoint.snapshot import snapshot
 from jzero.checkpoint.stop import Stop
 from jzero.checkpoint.writer import Writer
 from jzero.errors import JzeroError
 from jzero.setup import Holder
 from jzero.state import State
-from jzero.train import check_state, check_usable
+from jzero.train import check_usable
 
 log = logging.getLogger("jzero")
 
 PATIENCE = 60.0  # seconds that a save after an error waits for processes that may never come
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """What `save` was given last."""
-
-    state: State
-    data: Any
-    before: Callable[[], None] | None
-    overwrite: bool
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the state was not given to a step since."""
-        return not any(x.is_deleted() for x in jax.tree.leaves(self.state))
 
 
 class Checkpointer:
@@ -72,26 +56,18 @@ class Checkpointer:
         trainable_only: bool,
         timeout: float,
     ):
-        every = whole_number("every", every, least=1)
-        if keep_last is not None:
-            keep_last = whole_number("keep_last", keep_last, least=1)
-        if keep_every is not None:
-            keep_every = whole_number("keep_every", keep_every, least=1)
-        if keep_every is not None and keep_every % every:
-            raise JzeroError(
-                f"keep_every={keep_every} is not a multiple of every={every}: most of those steps "
-                f"would never be saved"
-            )
+        every, *keep = retention.intervals(every, keep_last, keep_every)
         self.folder = Path(folder).absolute()  # the program may change its directory
         self.stopping = False
         self._zero = zero
         self._every = every
-        self._keep = (keep_last, keep_every)
+        self._keep = keep
         self._trainable_only = trainable_only
         self._timeout = timeout
         self._due = Due(every)
         self._restored: int | None = None
-        self._offer: _Offer | None = None
+        self._offer: Offer | None = None  # the last one, for the end
+        self._saved: Saved | None = None
         self._writer: Writer | None = None
         self._stop: Stop | None = None
         self._entered = self._closed = False
@@ -155,9 +131,9 @@ class Checkpointer:
         if folder is None:
             return None
         look(folder)
+        self._due, self._offer = Due(self._every), None  # the device may not have room for two
         found = restore(folder, self._zero.setup, parts=parts, base=base, strict=strict)
         self._restored = int(found.state.step)
-        self._due, self._offer = Due(self._every), None
         if self._writer is not None:
             self._writer.step = None  # that step may come again, on other data
         return found
@@ -180,10 +156,11 @@ class Checkpointer:
 
         def move() -> Path | None:
             writer.ready()
-            first = jax.process_index() == 0
-            return retention.set_aside(self.folder, after) if first else None
+            return retention.set_aside(self.folder, after) if jax.process_index() == 0 else None
 
-        return all_or_none(move, f"move the steps after {after} away")
+        aside = all_or_none(move, f"move the steps after {after} away")
+        self._due = Due(self._every)
+        return aside
 
     # --- saving ----------------------------------------------------------------------------------
 
@@ -205,7 +182,7 @@ class Checkpointer:
 
         Arguments:
           state: as the step returned it.
-          data: this process's position in the data, JSON: what `restore` gives back.
+          data: this process's position in the data, JSON; copied at every call, so keep it small.
           before: called before a save, for what has to be on the disk when it is, such as metrics.
           force: save now, due or not.
           overwrite: whether a step that is there already is replaced.
@@ -227,12 +204,16 @@ class Checkpointer:
         if self._stop is None:  # only now: before the first step SIGTERM may end the program
             self._stop = Stop(interrupts=self._entered)
         self.stopping = self._stop.reached()  # every process at every call
+        offer = Offer(self._zero.setup, state, as_json(data), before, overwrite)
         due = self._due.is_due(state)
         if self._offer is None:  # not only after all the steps until one is due
-            self._check(state)
-        self._offer = _Offer(state, as_json(data), before, overwrite)
-        writer.check()
-        saving = (due or force or self.stopping) and self._save(self._offer, self._timeout)
+            offer.check()
+            step, last = self._due.read(state), order.last_agreed(self.folder)
+            order.check_not_before(self.folder, step, last, self._restored)
+        self._offer = offer
+        saving = (due or force or self.stopping) and self._save(offer, self._timeout)
+        if not saving:
+            writer.check()
         self._stop.interrupt()  # if it is not saved, the end of the `with` block saves it
         return saving
 
@@ -253,8 +234,11 @@ class Checkpointer:
 
         Raises:
           RunFailed: the files could not be written.
+          KeyboardInterrupt: Ctrl-C came since the last call of `save`, in a `with` block.
         """
         self._close(self._timeout)
+        if self._stop is not None:
+            self._stop.interrupt()  # only where nothing else is raised
 
     def __enter__(self) -> "Checkpointer":
         self._open()
@@ -267,7 +251,10 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or isinstance(error, SystemExit):
+        if error is None:
+            self.close()
+            return
+        if isinstance(error, SystemExit):
             self._close(self._timeout)
             return
         try:
@@ -284,60 +271,60 @@ class Checkpointer:
             self._writer = Writer(self.folder, *self._keep)
         return self._writer
 
-    def _check(self, state: State) -> None:
-        """Whether a state is this model's, and comes after all that the folder has."""
-        check_state(state, self._zero.setup.abstract_state())
-        step = self._due.read(state)
-        later = [there for there in self.steps() if there > step]
-        if later:
-            raise JzeroError(
-                f"step {step} comes before {', '.join(map(str, later))}, which {self.folder} has: "
-                f"set_aside(after={step if step == self._restored else step - 1}) moves those "
-                f"away, or give this run a folder of its own"
-            )
+    def _save(self, offer: Offer, timeout: float, alone: bool = False) -> bool:
+        """Begins to save, unless that is done already.
 
-    def _save(self, offer: _Offer, timeout: float) -> bool:
-        """Begins to save, unless that is done already."""
-        writer, state, setup = self._open(), offer.state, self._zero.setup
-        writer.ready()
-        step = self._due.read(state)
-        is_there = folders.is_there(folders.step_folder(self.folder, step))
-        if is_there and (step == writer.step or (step == self._restored and not offer.overwrite)):
+        Arguments:
+          alone: whether other processes may be elsewhere: then nothing is agreed with them.
+        """
+        writer = self._open()
+        if alone:
+            writer.ready()
+            last = order.last_alone(self.folder, (writer.step, self._restored))
+        else:
+            all_or_none(writer.ready, "save")
+            last = order.last_agreed(self.folder)
+        step = self._due.read(offer.state)
+        if step == last and self._is_done(offer, step, writer.step):
             self._due.done(step)
             return False
-        self._check(state)
-        if is_there and not offer.overwrite:
-            raise JzeroError(
-                f"step {step} is in {self.folder} already: save(..., overwrite=True) replaces it, "
-                f"set_aside(after={step - 1}) moves it and the later ones away"
-            )
+        offer.check()
+        order.check_not_before(self.folder, step, last, self._restored)
+        if not offer.overwrite:
+            order.check_new(self.folder, step, last)
         if offer.before is not None:
             offer.before()
-        leaves = entries(setup, state).values()
-        if self._trainable_only:
-            leaves = [entry for entry in leaves if entry.trained]
-        facts = facts_of(setup, state, data=offer.data, trainable_only=self._trainable_only)
-        writer.start(step, snapshot(leaves), facts, offer.overwrite, timeout)
+        writer.start(step, *offer.contents(self._trainable_only), offer.overwrite, timeout)
+        self._saved = Saved(offer)
         self._due.done(step)
         return True
+
+    def _is_done(self, offer: Offer, step: int, written: int | None) -> bool:
+        """Whether a step that is on the disk is what is to be saved."""
+        if offer.overwrite:
+            return step == written and self._saved is not None and self._saved.is_same(offer)
+        return step in (written, self._restored)
 
     def _close(self, timeout: float) -> None:
         writer, offer = self._writer, self._offer
         if writer is None or self._closed:
             self._closed = True
+            self.wait()  # the call before may have been interrupted
             return
         try:
             try:
-                writer.wait()
+                try:
+                    writer.wait()
+                finally:
+                    self._save_last(offer, timeout)
             finally:
-                self._save_last(offer, timeout)
+                self._closed, self._offer = True, None
+                writer.close()
         finally:
-            self._closed, self._offer = True, None
-            writer.close()
             if self._stop is not None:
                 self.stopping = self._stop.close()
 
-    def _save_last(self, offer: _Offer | None, timeout: float) -> None:
+    def _save_last(self, offer: Offer | None, timeout: float) -> None:
         if offer is None:
             return
         if not offer.is_there:
@@ -348,5 +335,5 @@ class Checkpointer:
                 self.latest(),
             )
             return
-        self._save(offer, timeout)
+        self._save(offer, timeout, alone=True)
         self.wait()

@@ -19,7 +19,7 @@ class RestoreReport:
     Attributes:
       taken: names of the leaves from the checkpoint.
       from_base: name -> why it comes from `base`.
-      from_config: name -> why it is as the configuration says.
+      from_config: name -> why it is as the configuration says; "" where it is in both runs.
       unused: name -> why a leaf of the checkpoint is not taken, of the parts asked for.
     """
 
@@ -35,7 +35,7 @@ class RestoreReport:
             ("from the configuration", self.from_config),
             ("not taken", self.unused),
         ):
-            lines += [f"{name}: {where}, {why}" for name, why in leaves.items()]
+            lines += [f"{name}: {where}, {why}" for name, why in leaves.items() if why]
         return "\n".join(lines)
 
 
@@ -69,13 +69,14 @@ def choose(
         raise JzeroError(f"parts: {sorted(unknown)[0]!r} is none of {', '.join(PARTS)}")
     found = differences(saved.leaves, wanted, parts)
     from_config, from_base, unused = {}, {}, {}
-    if "progress" in parts and not (dynamic_loss_scale and saved.facts.dynamic_loss_scale):
+    before = saved.facts.dynamic_loss_scale
+    if "progress" in parts and not (dynamic_loss_scale and before):
         settings = [name for name in (*wanted, *saved.leaves) if name.startswith(SCALE)]
         found = {name: x for name, x in found.items() if name not in settings}
-        from_config = dict.fromkeys(
-            (name for name in settings if name in wanted),
-            "the loss scale is not dynamic both in the saved run and now",
-        )
+        why = "the loss scale was dynamic in the saved run" if before else ""
+        if dynamic_loss_scale:
+            why = "the loss scale is dynamic only now"
+        from_config = dict.fromkeys((name for name in settings if name in wanted), why)
     for name, entry in wanted.items():
         if entry.part not in parts:
             from_base[name] = "not among the parts asked for"

@@ -13,14 +13,14 @@ from jzero.checkpoint.store import Reader
 from jzero.errors import JzeroError, RunFailed
 
 
-def places(root: Path, step: int, nonce: str, overwrite: bool) -> tuple[Path, Path]:
-    """The step's folder, and the one in which it is written."""
-    if step in folders.published(root) and not overwrite:
-        raise JzeroError(
-            f"{folders.step_folder(root, step)} is there already; save with overwrite=True to "
-            f"replace it"
-        )
-    return folders.step_folder(root, step), folders.unfinished(root, step, nonce)
+def check_absent(folder: Path) -> None:
+    """Whether a step that is not to be replaced is not there.
+
+    Raises:
+      JzeroError: it is.
+    """
+    if folders.is_there(folder):
+        raise JzeroError(f"{folder} is there already; save with overwrite=True to replace it")
 
 
 def finish(draft: Path, folder: Path, whole: Manifest, overwrite: bool) -> None:

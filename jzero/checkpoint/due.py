@@ -1,5 +1,7 @@
 """When a training loop's state is due to be saved."""
 
+import weakref
+
 from jzero.state import State
 
 
@@ -18,7 +20,7 @@ class Due:
     def __init__(self, every: int):
         self._every = every
         self._next: int | None = None
-        self._state: State | None = None
+        self._state: weakref.ref[State] | None = None  # which may be larger than all the rest
         self._step = 0
         self._trusted = 0  # how many states are counted before one is read
         self._counted = 0  # since one was read
@@ -35,7 +37,7 @@ class Due:
         step = int(state.step)
         if step != self._step:
             self._trusted = 0
-        self._state, self._step, self._counted = state, step, 0
+        self._state, self._step, self._counted = weakref.ref(state), step, 0
         return step
 
     def done(self, step: int) -> None:
@@ -43,9 +45,9 @@ class Due:
         self._next = (step // self._every + 1) * self._every
 
     def _follow(self, state: State) -> int:
-        if state is self._state:
+        if self._state is not None and state is self._state():
             return self._step
-        first, self._state, self._step = self._state is None, state, self._step + 1
+        first, self._state, self._step = self._state is None, weakref.ref(state), self._step + 1
         if self._counted < self._trusted:
             self._counted += 1
             return self._step

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jzero.layout import is_leaf
-from jzero.partition import Leaf, choose_dim
+from jzero.partition import Leaf, choose_dim, is_float
 from jzero.paths import flatten
 from jzero.setup import Setup
 from jzero.state import State
@@ -74,6 +74,19 @@ def parameters(leaves: Mapping[str, T]) -> dict[str, T]:
       {'head/kernel': 1}
     """
     return {name.removeprefix(PARAMS): x for name, x in leaves.items() if name.startswith(PARAMS)}
+
+
+def statistics(leaves: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of all leaves, an entry or a manifest's each: variables that are floats, as Flax names them.
+
+    Batch statistics and running means: what a model needs beside its parameters, unlike counts and
+    keys of random streams.
+    """
+    return tuple(
+        name.removeprefix("variables/")
+        for name, leaf in leaves.items()
+        if name.startswith("variables/") and is_float(leaf.dtype)
+    )
 
 
 def entries(setup: Setup, state: State) -> dict[str, Entry]:

@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
 from jzero.checkpoint import folders, manifest
-from jzero.checkpoint.agree import all_or_none
+from jzero.checkpoint.agree import from_first
 from jzero.checkpoint.manifest import Manifest
 from jzero.checkpoint.number import whole_number
 from jzero.checkpoint.steps import choose_step
@@ -24,12 +20,10 @@ def find(root: Path, step: int | None = None) -> Path | None:
 
     Raises:
       JzeroError: a step that is no number, is not there, or was being replaced.
-      RunFailed: another process could not find it.
+      RunFailed: process 0 could not find it, in the others.
     """
     step = None if step is None else whole_number("step", step)
-    found = all_or_none(lambda: _find(root, step), "find the step")
-    if jax.process_count() > 1:  # one process may see a new folder later than another
-        found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    found = from_first(lambda: _find(root, step), "find the step")
     return None if found < 0 else folders.step_folder(root, found)
 
 
@@ -39,9 +33,9 @@ def _find(root: Path, step: int | None) -> int:
     for lost, folder in folders.half_replaced(root).items():
         if lost == step or (step is None and lost > last):  # nothing goes back by itself
             raise JzeroError(
-                f"step {lost} in {root} was being replaced when its run ended: the old one is in "
-                f"{folder.name}; restore in the `with` block of a checkpointer, which gives it its "
-                f"name back"
+                f"step {lost} in {root} is being replaced, or was when its run ended: the old one "
+                f"is in {folder.name}; restore in the `with` block of a checkpointer, which gives "
+                f"it its name back"
             )
     if step is None:
         return last

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jzero.checkpoint.draft import attempt, finish, places
-from jzero.checkpoint.folders import new_nonce
+from jzero.checkpoint.draft import attempt, check_absent, finish
+from jzero.checkpoint.folders import new_nonce, step_folder, unfinished
 from jzero.checkpoint.manifest import Facts, LeafEntry, Manifest
 from jzero.checkpoint.pieces import HostPiece, write_arrays
 from jzero.checkpoint.zarr import leaf_entry
@@ -39,7 +39,9 @@ def write_leaves(
         dtype than it was said to have.
       RunFailed: it cannot be written.
     """
-    folder, draft = places(root, step, new_nonce(), overwrite)
+    folder, draft = step_folder(root, step), unfinished(root, step, new_nonce())
+    if not overwrite:
+        check_absent(folder)
     entries: dict[str, LeafEntry] = {}
 
     def arrays() -> Iterator[tuple[str, LeafEntry, list[HostPiece]]]:

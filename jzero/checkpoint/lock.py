@@ -34,7 +34,7 @@ class Lock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 256, 0).decode() or "another process"
+            holder = os.pread(descriptor, 256, 0).decode(errors="replace") or "another process"
             self.release()
             raise JzeroError(
                 f"{root}: {holder} writes checkpoints here: give this run a folder of its own, or "

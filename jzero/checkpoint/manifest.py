@@ -225,7 +225,7 @@ def _can_be(leaf: LeafEntry, files: int, room: int) -> bool:
         return False
     if len(shape) > _MOST_DIMS or shape[: len(leaf.shape)] != leaf.shape:
         return False
-    if leaf.bytes != math.prod(shape) * dtype.itemsize:
+    if len(leaf.chunk) != len(shape) or leaf.bytes != math.prod(shape) * dtype.itemsize:
         return False
     if not leaf.bytes:
         return leaf.chunk == shape

@@ -23,7 +23,7 @@ def whole_number(name: str, value: Any, least: int = 0) -> int:
       50
     """
     try:
-        number = operator.index(value)
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = least - 1
     if number < least:

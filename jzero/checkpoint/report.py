@@ -28,7 +28,9 @@ def show_steps(steps: Iterable[StepStatus], unfinished: Iterable[Path], console:
     console.print(table)
     say(console, "complete: at a glance; jzero checkpoint verify reads the data too")
     for folder in unfinished:
-        say(console, f"{folder.name}: not finished")
+        replaced = folder.name.startswith(".replaced-")
+        what = "is being replaced, or was when its run ended" if replaced else "not finished"
+        say(console, f"{folder.name}: {what}")
 
 
 def show(manifest: Manifest, console: Console) -> None:

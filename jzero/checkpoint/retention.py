@@ -6,6 +6,29 @@ from pathlib import Path
 
 from jzero.checkpoint import folders
 from jzero.checkpoint.files import sync
+from jzero.checkpoint.number import whole_number
+from jzero.errors import JzeroError, RunFailed
+
+
+def intervals(
+    every: int, keep_last: int | None, keep_every: int | None
+) -> tuple[int, int | None, int | None]:
+    """How a run saves and keeps steps, as a user gives it.
+
+    Raises:
+      JzeroError: an interval or a number that is not whole and positive, or does not fit.
+    """
+    every = whole_number("every", every, least=1)
+    if keep_last is not None:
+        keep_last = whole_number("keep_last", keep_last, least=1)
+    if keep_every is not None:
+        keep_every = whole_number("keep_every", keep_every, least=1)
+    if keep_every is not None and keep_every % every:
+        raise JzeroError(
+            f"keep_every={keep_every} is not a multiple of every={every}: most of those steps "
+            f"would never be saved"
+        )
+    return every, keep_last, keep_every
 
 
 def superseded(steps: Sequence[int], keep_last: int | None, keep_every: int | None) -> list[int]:
@@ -36,10 +59,20 @@ def set_aside(root: Path, after: int) -> Path | None:
 
     Returns:
       That folder; None where there are no such steps.
+
+    Raises:
+      RunFailed: the disk refuses.
     """
-    steps = [step for step in folders.published(root) if step > after]
-    if not steps:
-        return None
+    try:
+        steps = [step for step in folders.published(root) if step > after]
+        return _move(root, after, steps) if steps else None
+    except OSError as error:
+        raise RunFailed(
+            f"{root}: the steps after {after} cannot be moved away: {error.strerror or error}"
+        ) from error
+
+
+def _move(root: Path, after: int, steps: Sequence[int]) -> Path:
     aside = root / f"after_{after:08d}"
     number = 1
     while aside.exists():

@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jzero.checkpoint import folders, processes
-from jzero.checkpoint.draft import attempt, finish, places
+from jzero.checkpoint.draft import attempt, check_absent, finish
 from jzero.checkpoint.manifest import Facts, Manifest
 from jzero.checkpoint.pieces import write_arrays
 from jzero.checkpoint.processes import Written
@@ -53,10 +53,12 @@ def save_step(
       RunFailed: a disk that is full or read-only, a folder that is gone, a process that is missing
         or failed. What was written is removed where that is possible.
     """
-    folder, draft = places(root, step, nonce, overwrite)
+    folder, draft = folders.step_folder(root, step), folders.unfinished(root, step, nonce)
     process, count = jax.process_index(), jax.process_count()
 
     with attempt(step, draft, process, count):
+        if process == 0 and not overwrite:  # the others may see the folder as it was before
+            check_absent(folder)
         draft.mkdir(exist_ok=count > 1)
         arrays = ((name, leaf, snapshot.pieces[name]) for name, leaf in snapshot.leaves.items())
         own = Written(write_arrays(draft, arrays), facts.data[0])

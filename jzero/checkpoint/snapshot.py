@@ -87,9 +87,9 @@ def _neighbours(entry: Entry, dim: int, most: int) -> int:
 
 
 def _key_pieces(entry: Entry) -> Iterator[HostPiece]:
-    """PRNG keys are kept whole."""
+    """PRNG keys are kept whole; of an empty array of them there is nothing to write."""
     for shard in entry.array.addressable_shards:
-        if shard.replica_id == 0:
+        if shard.replica_id == 0 and math.prod(entry.shape):
             data = np.array(jax.random.key_data(shard.data))
             yield HostPiece((0,) * data.ndim, data.shape, data)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from jzero.checkpoint.damage import DamagedCheckpoint
-from jzero.checkpoint.folders import published, step_folder
+from jzero.checkpoint.folders import half_replaced, published, step_folder
 from jzero.checkpoint.verify import verify
 from jzero.errors import JzeroError
 
@@ -42,7 +42,12 @@ def steps_in(directory: str | Path) -> list[int]:
         raise JzeroError(f"{directory}: no such folder")
     steps = published(directory)
     if not steps:
-        raise JzeroError(f"{directory}: has no checkpoints (folders such as step_00000050)")
+        lost = "".join(
+            f"; {folder.name} is being replaced, or was when its run ended: jzero checkpoint prune "
+            f"gives it its name back"
+            for folder in half_replaced(directory).values()
+        )
+        raise JzeroError(f"{directory}: has no checkpoints (folders such as step_00000050){lost}")
     return steps
 
 

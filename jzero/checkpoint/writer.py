@@ -2,12 +2,14 @@
 
 import logging
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 
-from jzero.checkpoint import folders
+from jzero.checkpoint import folders, manifest
 from jzero.checkpoint.agree import all_or_none
 from jzero.checkpoint.lock import Lock
 from jzero.checkpoint.manifest import Facts
@@ -43,6 +45,7 @@ class Writer:
         self._keep = (keep_last, keep_every)
         self._first = jax.process_index() == 0
         self._lock: Lock | None = None
+        self._published: tuple[Path, object] | None = None  # the last one: folder, its identity
         all_or_none(self._take_folder, f"take {root}")
         self._run = agree_nonce()
         self._count = 0
@@ -80,31 +83,46 @@ class Writer:
         """Waits as `wait` does; then the folder must still be the one that this run took.
 
         Raises:
+          JzeroError: another run writes there now.
           RunFailed: what went wrong in a save; it is another folder.
         """
         self.wait()
-        root, lock = self._root, self._lock
-        if lock is not None and root.is_dir() and not lock.is_in_place():
+        if self._lock is not None and self._root.is_dir() and not self._lock.is_in_place():
+            self._lock_again(self._lock)
+
+    def close(self) -> None:
+        """Waits for what is being written, and lets another run write in the folder."""
+        try:
+            self._pool.shutdown()
+        finally:
+            if self._lock is not None:
+                release = self._lock.release
+                if self._running:  # at once, or when the thread has ended that an interrupt left
+                    self._running[0].add_done_callback(lambda _: release())
+                else:
+                    release()
+
+    def _take_folder(self) -> None:
+        with _writing_to(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            if self._first:
+                self._lock = Lock(self._root)
+                folders.sweep(self._root)
+
+    def _lock_again(self, removed: Lock) -> None:
+        """Where a cleaner took the file of the lock, or the folder is another one now."""
+        root = self._root
+        with _writing_to(root):
+            lock = Lock(root)
+        if self._published is None or _identity(self._published[0]) != self._published[1]:
+            lock.release()
             raise RunFailed(
                 f"{root}: the folder, or its .lock, was deleted since this run took it, and may "
                 f"be another run's now: nothing is saved there; start again in a folder of its own"
             )
-
-    def close(self) -> None:
-        """Lets another run write in the folder."""
-        self._pool.shutdown()
-        if self._lock is not None:
-            self._lock.release()
-
-    def _take_folder(self) -> None:
-        root = self._root
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            if self._first:
-                self._lock = Lock(root)
-                folders.sweep(root)
-        except OSError as error:
-            raise RunFailed(f"{root}: cannot be written to: {error.strerror or error}") from error
+        log.warning("%s: its .lock was deleted, and is made anew; the steps are still there", root)
+        removed.release()
+        self._lock = lock
 
     def _write(
         self,
@@ -129,6 +147,8 @@ class Writer:
             self.step = None
             raise
         if self._first:
+            folder = folders.step_folder(self._root, step)
+            self._published = folder, _identity(folder)
             self._prune(step)
 
     def _prune(self, last: int) -> None:
@@ -141,6 +161,23 @@ class Writer:
                 raise RunFailed(
                     f"{folder}: cannot be deleted: {error.strerror or error}"
                 ) from error
+
+
+@contextmanager
+def _writing_to(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"{root}: cannot be written to: {error.strerror or error}") from error
+
+
+def _identity(folder: Path) -> object:
+    """What tells a step from the same one of another run; None where it is not there."""
+    try:
+        found = (folder / manifest.NAME).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _tell(running: list[Future[None]]) -> None:

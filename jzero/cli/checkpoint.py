@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jzero.checkpoint import manifest, report, steps
-from jzero.checkpoint.folders import delete, hidden, step_folder, sweep
+from jzero.checkpoint.folders import delete, half_replaced, hidden, step_folder, sweep
 from jzero.checkpoint.lock import Lock
 from jzero.checkpoint.retention import superseded
 from jzero.cli import checkpoint_formats
@@ -117,7 +117,8 @@ def prune(args: argparse.Namespace) -> None:
     Raises:
       JzeroError: a run is saving there, which prunes by itself.
     """
-    steps.steps_in(args.directory)
+    if not half_replaced(args.directory):
+        steps.steps_in(args.directory)  # nothing is made in a folder without any
     lock = None if args.dry_run else Lock(args.directory)
     try:
         with output(None) as console:

@@ -76,6 +76,8 @@ def export(args: argparse.Namespace) -> None:
     ]
     if done.trainable_only:
         lines.append("The checkpoint has the trained parameters alone; so has the export.")
+    if done.statistics:
+        lines.append(f"not in it, since they are no parameters: {some(done.statistics)}")
     _say_all(lines)
 
 
@@ -87,6 +89,8 @@ def import_(args: argparse.Namespace) -> None:
     lines += _casts("tensors", done.cast)
     if done.left_out:
         lines.append(f"left out, as the name map says: {len(done.left_out):,} tensors")
+    if done.statistics:
+        lines.append(f"a fresh state's, since they are no parameters: {some(done.statistics)}")
     _say_all(lines)
 
 

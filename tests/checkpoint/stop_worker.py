@@ -13,7 +13,7 @@ import optax
 from processes import join
 
 import jzero
-from jzero.checkpoint import retention
+from jzero.checkpoint import folders, retention
 from jzero.errors import JzeroError, RunFailed
 
 (folder,) = join()
@@ -33,7 +33,11 @@ with zero.checkpointer(Path(folder, "back"), timeout=10) as checkpoints:
         checkpoints.save(state, force=True)
     state = checkpoints.restore(1).state
     checkpoints.set_aside(after=0)
+    published = folders.published
+    if jax.process_index():  # a network file system may show the folder as it was before
+        folders.published = lambda root: [1, 2, 3]
     assert checkpoints.save(state, force=True)
+folders.published = published
 
 # A folder where another run writes: no process waits for the one that found out.
 try:

@@ -187,8 +187,26 @@ def test_prune_gives_a_step_that_was_being_replaced_its_name_back(run, root):
     there.rename(away)
     for path in (*root.glob(".*"), *away.rglob("*")):
         os.utime(path, (old, old))
+    assert f"{away.name}: is being replaced, or was when" in run("inspect", root)[1]
     assert run("prune", root, "--keep-last", 1)[0] == 0
     assert steps(root) == [200, 250]
+
+
+def test_a_step_that_was_being_replaced_may_be_the_only_one(run, root):
+    old = time.time() - 7200
+    for step in steps(root)[:-1]:
+        shutil.rmtree(root / f"step_{step:08}")
+    away = root / ".replaced-00000250-abcdef"
+    (root / "step_00000250").rename(away)
+    for path in (*root.glob(".*"), *away.rglob("*")):
+        os.utime(path, (old, old))
+    for verb in ("inspect", "verify"):
+        assert f"has no checkpoints (folders such as step_00000050); {away.name}" in (
+            said := refused(run, verb, root)
+        )
+        assert "jzero checkpoint prune gives it its name back" in said
+    assert run("prune", root, "--keep-last", 1)[0] == 0
+    assert steps(root) == [250]
 
 
 def test_prune_leaves_the_folder_of_a_running_program_alone(run, root):

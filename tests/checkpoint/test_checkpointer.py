@@ -1,15 +1,17 @@
 """When a training loop's state is saved, and that it is saved as it was given."""
 
+import dataclasses
 import threading
-from types import SimpleNamespace
+import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from loops import Net, Rows, assert_same, leaves, loss_fn, make_zero
 
-from jzero.checkpoint import Reader, manifest, writer
+from jzero.checkpoint import Reader, checkpointer, manifest, writer
 from jzero.checkpoint.due import Due
 from jzero.checkpoint.folders import step_folder
 from jzero.errors import JzeroError
@@ -48,10 +50,14 @@ def test_the_step_is_not_read_while_it_runs():
             Step.reads += 1
             return self.value
 
+    class Given:
+        def __init__(self, step):
+            self.step = step
+
     def follow(numbers):
         due, Step.reads, said = Due(10), 0, set()
         for number in numbers:
-            state = SimpleNamespace(step=Step(number))
+            state = Given(Step(number))
             for _ in range(2):  # a state counts once
                 said |= {number} if due.is_due(state) else set()
             due.done(number)
@@ -72,6 +78,21 @@ def test_a_save_can_be_forced_and_is_not_made_twice(steps):
     assert loop.save(force=True) is False
     loop.checkpoints.close()
     assert loop.checkpoints.steps() == [1]
+
+
+def test_the_step_just_saved_is_replaced_on_request(steps):
+    """By another state or position; the same ones are there already."""
+    loop = steps(every=50)
+    loop.run(1, force=True)
+    assert loop.save(force=True, overwrite=True) is False
+    loop.rows.position = 70
+    assert loop.save(force=True, overwrite=True) is True
+    assert loop.save(force=True, overwrite=True) is False
+    loop.state = dataclasses.replace(loop.state, skipped=loop.state.skipped + 1)
+    assert loop.save(force=True, overwrite=True) is True
+    loop.checkpoints.close()
+    restored = loop.checkpoints.restore()
+    assert (restored.data, int(restored.state.skipped)) == (70, 1)
 
 
 def test_what_was_restored_is_not_saved_again(steps):
@@ -181,10 +202,59 @@ def test_a_state_of_another_model_is_refused(tmp_path):
     state = zero.init(init(16), optax.adam(1e-2))
     zero.setup_for(init(8), optax.adam(1e-2))
     checkpoints = zero.checkpointer(tmp_path)
-    with pytest.raises(JzeroError, match=r"w is \(16, 4\), expected \(8, 4\)"):
+    with pytest.raises(JzeroError, match=r"w is float32 \(16, 4\), expected float32 \(8, 4\)"):
         checkpoints.save(state)
     checkpoints.close()
     assert checkpoints.steps() == []
+
+
+def test_another_model_may_be_set_up_before_the_end(steps):
+    """To size it, say: the last state is still saved as its own setup lays it out."""
+    loop = steps(every=50)
+    setup = loop.zero.setup
+    try:
+        with loop.checkpoints:
+            loop.run(3)
+            loop.zero.setup_for(lambda key: {"w": jnp.zeros((4, 4))}, optax.sgd(0.1))
+    finally:
+        loop.zero.setup = setup
+    assert loop.checkpoints.steps() == [3]
+    assert_same(loop.checkpoints.restore().state, loop.state)
+
+
+def test_a_state_of_another_dtype_is_refused(tmp_path):
+    """It would be written in that, and no run with this setup could read it."""
+    zero = make_zero(2, stage=1, precision="bf16")
+    state = make_zero(2, stage=1).init(init_w, optax.sgd(0.1))
+    zero.setup_for(init_w, optax.sgd(0.1))
+    checkpoints = zero.checkpointer(tmp_path)
+    with pytest.raises(JzeroError, match=r"is not one of the model"):
+        checkpoints.save(state)
+    state = zero.init(init_w, optax.sgd(0.1))
+    params = {path: x.astype(np.float32) for path, x in state.params.items()}
+    with pytest.raises(JzeroError, match=r"w is float32 \(8, 4\), expected bfloat16 \(8, 4\)"):
+        checkpoints.save(dataclasses.replace(state, params=params))
+    checkpoints.close()
+
+
+def init_w(key):
+    return {"w": jax.random.normal(key, (8, 4))}
+
+
+def test_restoring_lets_go_of_the_last_state_first(steps, monkeypatch):
+    """Devices may not have room for two."""
+    loop = steps(every=50)
+    loop.run(1, force=True)
+    last, seen = weakref.ref(loop.state), []
+    loop.state, restore = None, checkpointer.restore
+
+    def watched(*args, **keywords):
+        seen.append(last())
+        return restore(*args, **keywords)
+
+    monkeypatch.setattr(checkpointer, "restore", watched)
+    assert loop.checkpoints.restore().step == 1
+    assert seen == [None]
 
 
 def test_frozen_parameters_can_be_left_out(tmp_path):

@@ -2,11 +2,14 @@
 
 import shutil
 
+import jax
+import jax.numpy as jnp
 import pytest
 from loops import assert_same, make_zero
 
+from jzero.checkpoint import retention
 from jzero.checkpoint.folders import step_folder
-from jzero.errors import JzeroError
+from jzero.errors import JzeroError, RunFailed
 
 
 def test_the_last_steps_and_every_so_many_are_kept(steps):
@@ -43,6 +46,7 @@ def test_all_are_kept_on_request(steps):
         ({"every": "5"}, "every='5'"),
         ({"keep_every": 50.0}, "keep_every=50.0"),
         ({"keep_last": 0}, "keep_last=0"),
+        ({"keep_last": True}, "keep_last=True: give a whole number"),
         ({"every": 50, "keep_every": 120}, "keep_every=120 is not a multiple of every=50"),
     ],
 )
@@ -173,3 +177,46 @@ def test_later_steps_are_set_aside(steps):
         loop.run(1)
         again = loop.checkpoints.set_aside(after=2)
         assert again is None or again.name == "after_00000002-2"
+
+
+def test_saving_goes_on_after_the_steps_that_are_left(steps):
+    """Also where the program has its own copy of a state, and restores nothing."""
+    loop = steps(every=2, keep_last=None)
+    start = jax.tree.map(jnp.copy, loop.state)
+    with loop.checkpoints:
+        loop.run(6)
+        loop.checkpoints.set_aside(after=0)
+        loop.state = start
+        assert loop.run(3) == [False, True, False]
+    assert loop.checkpoints.steps() == [2, 3]
+
+
+def test_steps_that_cannot_be_set_aside(steps, monkeypatch):
+    loop = steps(every=1)
+
+    def refuse(*args):
+        raise OSError(30, "Read-only file system")
+
+    with loop.checkpoints:
+        loop.run(2)
+        loop.checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(retention.os, "rename", refuse)
+            with pytest.raises(RunFailed, match="after 1 cannot be moved away: Read-only file"):
+                loop.checkpoints.set_aside(after=1)
+    assert loop.checkpoints.steps() == [1, 2]
+
+
+def test_before_step_0_nothing_can_be_set_aside(steps):
+    """What the message tells to do can be done."""
+    loop, again = steps(every=1), steps(every=1)
+    with loop.checkpoints:
+        loop.save(force=True)
+    there = "delete the folder, or give this run one of its own"
+    with pytest.raises(JzeroError, match=f"step 0 is in .* already: .*{there}"):
+        again.save(force=True)
+    again.save(force=True, overwrite=True)
+    again.run(2)
+    again.checkpoints.close()
+    with pytest.raises(JzeroError, match=f"step 0 comes before 2, .*: {there}"):
+        steps(every=1).save()

@@ -28,6 +28,7 @@ def init(key):
         "ids": jnp.zeros((6, 2), jnp.int32),
         "bytes": jnp.zeros(3, jnp.uint8),
         "key": key,
+        "no_keys": key[None][:0],
         "keys": jax.random.split(key, 3),
     }
 

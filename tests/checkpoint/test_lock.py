@@ -34,9 +34,9 @@ def test_a_folder_that_was_replaced_is_another_runs(steps):
     new.run(1)
     new.checkpoints.wait()
     said = r"may be another run's now: nothing is saved there"
-    with pytest.raises(RunFailed, match=said):
+    with pytest.raises(JzeroError, match="writes checkpoints here"):
         old.run(1)
-    with pytest.raises(RunFailed, match=said):
+    with pytest.raises(JzeroError, match="writes checkpoints here"):
         old.checkpoints.set_aside(after=0)
     assert new.checkpoints.steps() == [1]
     new.run(1)  # whose lock it still is
@@ -44,6 +44,30 @@ def test_a_folder_that_was_replaced_is_another_runs(steps):
     assert new.checkpoints.steps() == [1, 2]
     with pytest.raises(RunFailed, match=said):
         old.checkpoints.close()
+
+
+def test_a_lock_that_a_cleaner_deleted_is_taken_anew(steps, caplog):
+    loop = steps(every=1)
+    with loop.checkpoints:
+        loop.run(1)
+        loop.checkpoints.wait()
+        (loop.checkpoints.folder / ".lock").unlink()
+        loop.run(1)
+        with pytest.raises(JzeroError, match="writes checkpoints here"):
+            Lock(loop.checkpoints.folder)
+    assert loop.checkpoints.steps() == [1, 2]
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "its .lock was deleted, and is made anew" in said
+    Lock(loop.checkpoints.folder).release()
+
+
+def test_whatever_is_written_in_it(tmp_path):
+    """By a host whose name is in another encoding."""
+    lock = Lock(tmp_path)
+    (tmp_path / ".lock").write_bytes(b"\xff host")
+    with pytest.raises(JzeroError, match="\ufffd host writes checkpoints here"):
+        Lock(tmp_path)
+    lock.release()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")

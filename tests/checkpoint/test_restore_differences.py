@@ -144,7 +144,7 @@ def test_a_part_that_is_none(saved):
 
 def loss_scale(folder, zero):
     restored = restore(folder, zero.setup)
-    return float(restored.state.scale.scale), restored.report.from_config
+    return float(restored.state.scale.scale), restored.report
 
 
 def fp16(**section):
@@ -153,16 +153,16 @@ def fp16(**section):
 
 
 @pytest.mark.parametrize(
-    "before, after, want",
+    "before, after, want, said",
     [
-        (fp16(), fp16(), 7.0),
-        (fp16(), jzero.Zero(precision="bf16"), 1.0),
-        (jzero.Zero(precision="bf16"), fp16(initial_scale_power=5), 32.0),
-        (fp16(loss_scale=64.0), fp16(loss_scale=128.0), 128.0),
-        (fp16(), fp16(loss_scale=128.0), 128.0),
+        (fp16(), fp16(), 7.0, ""),
+        (fp16(), jzero.Zero(precision="bf16"), 1.0, "was dynamic in the saved run"),
+        (jzero.Zero(precision="bf16"), fp16(initial_scale_power=5), 32.0, "is dynamic only now"),
+        (fp16(loss_scale=64.0), fp16(loss_scale=128.0), 128.0, ""),
+        (fp16(), fp16(loss_scale=128.0), 128.0, "was dynamic in the saved run"),
     ],
 )
-def test_the_loss_scale(before, after, want, tmp_path):
+def test_the_loss_scale(before, after, want, said, tmp_path):
     def weights(key):
         return {"w": jnp.ones(3)}
 
@@ -170,9 +170,10 @@ def test_the_loss_scale(before, after, want, tmp_path):
     state = jzero.State(**{**vars(state), "scale": jax.tree.map(lambda x: x * 0 + 7, state.scale)})
     folder = save(tmp_path, before, state)
     after.setup_for(weights, optax.sgd(0.1))
-    found, from_config = loss_scale(folder, after)
+    found, report = loss_scale(folder, after)
     assert found == want
-    assert ("progress/scale/clean" in from_config) == (want != 7.0)
+    assert ("progress/scale/clean" in report.from_config) == (want != 7.0)
+    assert said in str(report) and ("loss scale" in str(report)) == bool(said)
 
 
 # What is left out, and what is added beside the state.

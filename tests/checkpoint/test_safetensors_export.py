@@ -15,6 +15,7 @@ from jzero.checkpoint import (
     write_leaves,
 )
 from jzero.checkpoint.safetensors import folder
+from jzero.cli import main
 from jzero.errors import JzeroError
 
 
@@ -28,6 +29,17 @@ def test_every_parameter_is_exported_and_nothing_else(tmp_path):
         np.testing.assert_array_equal(x, STACK[f"params/{name}"])
     assert (done.step, done.files, done.tensors) == (3, ("model.safetensors",), 5)
     assert done.bytes == sum(x.nbytes for x in found.values())
+
+
+def test_what_a_model_needs_beside_parameters_is_named(tmp_path, capsys):
+    """Batch statistics: an export that lost them in silence would give other results."""
+    weights = {"params/w": np.ones((2, 3), np.float32)}
+    count = np.array(4, np.uint32)
+    others = {"variables/norm/mean": np.ones(3, np.float32), "variables/rngs/count": count}
+    save(tmp_path / "run", weights | others)
+    assert main(["checkpoint", "export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "not in it, since they are no parameters: norm/mean\n" in said
 
 
 def test_an_export_has_their_names_and_shapes(tmp_path):

@@ -12,9 +12,10 @@ import pytest
 from loops import Loop
 from processes import finish, started
 
-from jzero.checkpoint import folders, manifest
+from jzero.checkpoint import folders, manifest, writer
 from jzero.checkpoint.lock import Lock
 from jzero.checkpoint.stop import Stop
+from jzero.errors import JzeroError, RunFailed
 
 HERE = Path(__file__).parent
 
@@ -123,10 +124,114 @@ def test_a_second_interrupt_acts_at_once(caplog):
     assert not stop.reached() and "a second one ends at once" in caplog.text
     with pytest.raises(KeyboardInterrupt):
         interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        stop.interrupt()
-    stop.interrupt()
+    stop.interrupt()  # it stands for both
     stop.close()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def fail(*args, **keywords):
+    raise RunFailed("the disk is full")
+
+
+def test_an_error_wins_over_an_interrupt(tmp_path, monkeypatch):
+    """Which would hide it: in a save, at the end of the block, and where the program raises it."""
+    loop = Loop(tmp_path, every=1)
+    with pytest.raises(RunFailed, match="disk is full"), loop.checkpoints:
+        loop.advance()
+        loop.checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "save_step", fail)
+            loop.advance()
+            interrupt()
+            loop.advance()
+    last = loop.zero.checkpointer(tmp_path, every=50)
+    monkeypatch.setattr(writer, "save_step", fail)
+    with pytest.raises(RunFailed, match="disk is full"), last:
+        last.save(loop.step(loop.state, next(loop.rows))[0])
+        interrupt()
+    monkeypatch.undo()
+    loop = Loop(tmp_path, every=50)
+    with pytest.raises(ValueError, match="mine"), loop.checkpoints:
+        loop.advance()
+        interrupt()
+        raise ValueError("mine")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupts_of_the_end_leave_nothing_behind(tmp_path, signals, monkeypatch):
+    """The lock, the signals and the save that is going on."""
+    hold, loop = threading.Event(), Loop(tmp_path, every=1)
+    save_step, mine = writer.save_step, signal.getsignal(signal.SIGTERM)
+
+    def held(*args, **keywords):
+        assert hold.wait(60)
+        return save_step(*args, **keywords)
+
+    def interrupted(*args, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer, "save_step", held)
+    loop.advance()
+    terminate()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer.ThreadPoolExecutor, "shutdown", interrupted)
+        patch.setattr(writer.Writer, "wait", interrupted)
+        loop.checkpoints.close()
+    assert signals == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is mine
+    with pytest.raises(JzeroError, match="writes checkpoints here"):
+        Lock(tmp_path)  # the thread still writes
+    hold.set()
+    loop.checkpoints.close()
+    Lock(tmp_path).release()
+    assert loop.checkpoints.steps() == [1]
+
+
+def test_signals_that_nobody_waits_for_do_what_they_did_before(signals):
+    """Also where a thread, which cannot give them back, has closed the last one."""
+    mine, stop = signal.getsignal(signal.SIGTERM), Stop(interrupts=True)
+    thread = threading.Thread(target=stop.close)
+    thread.start()
+    thread.join()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    terminate()
+    assert signals == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is mine
+
+
+def test_all_loops_hear_of_it(signals):
+    one, two = Stop(), Stop()
+    terminate()
+    assert one.reached() and two.reached()
+    two.close()
+    assert signals == [] and one.reached()
+    one.close()
+    assert signals == [signal.SIGTERM]
+    three = Stop()
+    assert not three.reached(), "that was another time"
+    three.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_process_ends_when_it_is_told_to(signals):
+    """A loader's worker, which is forked after the first save, and terminated at the end."""
+    stop = Stop(interrupts=True)
+    ready = os.pipe()
+    child = os.fork()
+    if not child:
+        caught = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        given_back = callable(caught[0]) and caught[1] is signal.default_int_handler
+        caught[0](signal.SIGTERM, None)
+        os.write(ready[1], b"yes" if given_back and signals == [signal.SIGTERM] else b"no")
+        os._exit(0)
+    try:
+        assert os.read(ready[0], 3) == b"yes"
+        assert signals == [] and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    finally:
+        os.waitpid(child, 0)
+        for end in ready:
+            os.close(end)
+        stop.close()
 
 
 def test_interrupts_are_left_alone_outside_of_a_block_and_where_they_are_handled(tmp_path):
@@ -149,6 +254,7 @@ def test_interrupts_are_left_alone_outside_of_a_block_and_where_they_are_handled
 SECOND = """
 import os, signal
 from jzero.checkpoint.stop import Stop
+from jzero.errors import JzeroError, RunFailed
 stop = Stop()
 for _ in range(2):
     os.kill(os.getpid(), signal.SIGTERM)

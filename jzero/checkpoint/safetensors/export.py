@@ -12,7 +12,7 @@ import numpy as np
 from jzero.checkpoint import manifest
 from jzero.checkpoint.cast import cast
 from jzero.checkpoint.counterparts import Counterpart, counterparts
-from jzero.checkpoint.entries import PARAMS, parameters
+from jzero.checkpoint.entries import PARAMS, parameters, statistics
 from jzero.checkpoint.files import sync
 from jzero.checkpoint.folders import new_nonce
 from jzero.checkpoint.name_map import NameMap
@@ -37,6 +37,7 @@ class Exported:
       files: names of the safetensors files.
       tensors, bytes: their number and size.
       trainable_only: whether the checkpoint lacks the parameters that are not trained.
+      statistics: other variables that are numbers, such as batch statistics: not in the files.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Exported:
     tensors: int
     bytes: int
     trainable_only: bool
+    statistics: tuple[str, ...]
 
 
 def export_safetensors(
@@ -130,6 +132,7 @@ def _export(
         len(specs),
         sum(spec.nbytes for spec in specs.values()),
         found.facts.trainable_only,
+        statistics(found.leaves),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jzero.checkpoint.cast import cast, castable
 from jzero.checkpoint.counterparts import Counterpart, counterparts, left_out, some
-from jzero.checkpoint.entries import PARAMS, entries, parameters
+from jzero.checkpoint.entries import PARAMS, entries, parameters, statistics
 from jzero.checkpoint.folders import published
 from jzero.checkpoint.host_leaves import HostLeaf, write_leaves
 from jzero.checkpoint.manifest import Facts
@@ -34,12 +34,15 @@ class Imported:
       leaves: number of parameters.
       left_out: tensors that the name map leaves out.
       cast: (dtype in the files, dtype of the leaf) -> tensors that were cast.
+      statistics: the model's other variables that are numbers, such as batch statistics: a fresh
+        state's.
     """
 
     folder: Path
     leaves: int
     left_out: tuple[str, ...]
     cast: Mapping[tuple[str, str], int]
+    statistics: tuple[str, ...]
 
 
 def import_safetensors(
@@ -76,7 +79,8 @@ def import_safetensors(
         raise JzeroError(f"{directory}: has checkpoints (step {there[-1]}); give a new folder")
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     found = find(map(Path, given))
-    leaves = parameters(entries(setup, setup.abstract_state()))
+    every = entries(setup, setup.abstract_state())
+    leaves = parameters(every)
     shapes = {name: entry.shape for name, entry in leaves.items()}
     skipped = left_out(name_map, shapes, found)
     sources_of = _match(
@@ -100,7 +104,7 @@ def import_safetensors(
     facts = Facts(source=f"imported from {', '.join(map(str, given))}")
     make_folder(directory)
     folder = write_leaves(directory, STEP, all_leaves(), facts)
-    return Imported(folder, len(sources_of), tuple(sorted(skipped)), casts)
+    return Imported(folder, len(sources_of), tuple(sorted(skipped)), casts, statistics(every))
 
 
 def _assemble(
