@@ -43,7 +43,9 @@ def longest(image, name: str) -> int:
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     for draw in (require_extra, lambda: picture(RESULT)):
-        with pytest.raises(JzeroError, match=r'^--png needs an extra: pip install "\.\[png\]" in a clone of jzero$'):
+        with pytest.raises(
+            JzeroError, match=r'^--png needs an extra: pip install "\.\[png\]" in a clone of jzero$'
+        ):
             draw()
 
 
