@@ -137,7 +137,10 @@ def _row(
     setup = zero.setup
     memory = hlo.memory(compiled)
     program = hlo.parse(compiled)
-    flow = Flow(program)
+    split = large = None
+    if most is not None:
+        flow = Flow(program)
+        split, large = peak_split(most, flow, memory), largest(most, flow)
     found = traffic(hlo.collectives(program, zero.mesh.manual), zero.mesh)
     ratio, ratio_elements = ratios(found, zero.mesh, setup.layout)
     hidden = hlo.overlapped_fraction(program, zero.mesh.manual)
@@ -150,8 +153,8 @@ def _row(
         temp_bytes=memory.temp_bytes,
         alias_bytes=memory.alias_bytes,
         peak_bytes=memory.peak_bytes,
-        peak_split=most and peak_split(most, flow, memory),
-        largest=most and largest(most, flow),
+        peak_split=split,
+        largest=large,
         host_bytes=memory.host_bytes,
         capacity_bytes=capacity,
         fits=fits(share),
