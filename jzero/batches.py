@@ -19,6 +19,9 @@ def place_batch(mesh: ZeroMesh, batch: Any) -> Any:
       batch: pytree of arrays [rows of this process, ...]; global `jax.Array`s pass through.
     """
 
+    if all(isinstance(x, jax.Array) and x.sharding == mesh.batch for x in jax.tree.leaves(batch)):
+        return batch
+
     def one(x):
         if isinstance(x, jax.Array):
             if not x.is_fully_addressable or x.sharding == mesh.batch:

@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend import core
 
 from jzero.reads import CHEAP, elements_read, inputs_read, is_read
+from jzero.renaming import renamed, stand_in
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ def in_turn(closed: core.ClosedJaxpr, prefetch: Prefetch) -> core.ClosedJaxpr:
     eqns: list[Any] = []
     now: dict[Any, Any] = {}  # variable -> what stands for it after the barriers so far
     for at, eqn in enumerate(jaxpr.eqns):
-        eqns.append(_renamed(eqn, now))
+        eqns.append(renamed(eqn, now))
         for result, layer in tied.get(at, []):
             eqns += _barrier(result, layer.inputs, now)
-    outvars = [_now(v, now) for v in jaxpr.outvars]
+    outvars = [stand_in(v, now) for v in jaxpr.outvars]
     return core.ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outvars), closed.consts)
 
 
@@ -153,12 +154,4 @@ def _barrier(result, inputs: Sequence[Any], now: dict[Any, Any]) -> list[Any]:
     inner = jax.make_jaxpr(lambda result, *inputs: _tie(result, inputs))(*avals).jaxpr
     names = {v: now.get(o, o) for v, o in zip(inner.invars, old, strict=True)}
     now.update(zip(old, inner.outvars, strict=True))
-    return [_renamed(eqn, names) for eqn in inner.eqns]
-
-
-def _renamed(eqn, names: dict[Any, Any]):
-    return eqn.replace(invars=[_now(v, names) for v in eqn.invars])
-
-
-def _now(v, names: dict[Any, Any]):
-    return v if isinstance(v, core.Literal) else names.get(v, v)
+    return [renamed(eqn, names) for eqn in inner.eqns]

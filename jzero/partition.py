@@ -72,7 +72,8 @@ class Leaf:
       padded: the size of that dimension as stored; larger than the true one where N does not
         divide it.
       shard_state: master weights and optimizer state are sharded (stage 1 and up).
-      shard_gradient: the gradient is reduce-scattered in backward (stage 2 and up).
+      shard_gradient: the gradient is reduce-scattered in backward (stage 2 and up); otherwise, and
+        if there is a shard_state, once a step.
       shard_parameter: the parameter itself is sharded between steps (stage 3).
       reason: why, in words.
     """
@@ -186,7 +187,8 @@ def place(
       stage: 0 to 3.
       mesh: the mesh and its ZeRO axes.
       persistence_threshold: at stage 3, parameters of at most so many elements (of one layer) stay
-        whole; their master weights and optimizer state still shard.
+        whole, and their gradients until the end of a step; their master weights and optimizer
+        state still shard.
       model_persistence_threshold: at most so many elements stay whole in total; a parameter that
         would exceed it is sharded, a later and smaller one may still fit.
 
@@ -202,6 +204,7 @@ def place(
                 kept += array.size
                 leaf = replace(
                     leaf,
+                    shard_gradient=False,
                     shard_parameter=False,
                     reason=f"{leaf.reason}; the parameter stays whole: {array.layer_size} elements "
                     f"are at most the persistence threshold {persistence_threshold}",

@@ -8,11 +8,12 @@ import jax
 from jax.extend import core
 
 from jzero.in_turn import Prefetch, in_turn
+from jzero.read_once import read_once
 from jzero.regather import keep_all_but_gathered, mostly_uncovered, scan_bodies_covered
 
 
 def rewritten(loss: Callable[..., Any], prefetch: Prefetch, regather: bool) -> Callable[..., Any]:
-    """The same loss: the same numbers and collectives, at other places in the program.
+    """The same loss, and the same numbers: collectives at other places, each leaf's only once.
 
     Arguments:
       loss: a function of the taps of its parameters.
@@ -23,6 +24,7 @@ def rewritten(loss: Callable[..., Any], prefetch: Prefetch, regather: bool) -> C
     def wrapped(*args):
         with scan_bodies_covered() if regather else nullcontext():
             jaxpr, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+        jaxpr = read_once(jaxpr)
         run = core.jaxpr_as_fun(in_turn(jaxpr, prefetch))
         if regather and mostly_uncovered(jaxpr):
             run = jax.checkpoint(run, policy=keep_all_but_gathered)

@@ -68,12 +68,13 @@ class Step:
             factor = (layout.mesh.data_size if self.total else 1) / scale
             # In the model's order: jit hands dicts back sorted, and Health.leaf counts in this one.
             paths = layout.differentiated
-            grads = {p: out.grads[p].astype(jnp.float32) * factor for p in paths}
+            grads = {p: out.grads[p].astype(jnp.float32) for p in paths}
             norm, squares = _norm(grads)
+            norm = norm * factor
             finite = jnp.isfinite(norm) & jnp.isfinite(out.loss)
             # As DeepSpeed: 1 / max((norm + 1e-6) / clip, 1).
             clipped = 1 / jnp.maximum((norm + 1e-6) / self.clip, 1) if self.clip else 1.0
-            grads = {p: g * clipped for p, g in grads.items()}
+            grads = {p: g * (factor * clipped) for p, g in grads.items()}
 
         with jax.named_scope("zero_update"):
             masters = self.update.masters(state.params, state.master)

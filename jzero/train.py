@@ -54,6 +54,7 @@ class TrainStep:
                 self._monitor or Monitor(setup.config),
             )
         self._watch.add(health, max(self._rows), metrics)
+        self._watch.look()
         return state, metrics
 
     def finish(self) -> None:
@@ -63,7 +64,8 @@ class TrainStep:
           JzeroError: an overflow at the minimum loss scale in one of them.
         """
         if self._watch is not None:
-            self._watch.check(wait=True)
+            self._watch.look(wait=True)
+            self._watch.check()
 
     def lower(self, batch: Any):
         """The step lowered for abstract arrays: `.compile()` it to read its memory and collectives.

@@ -10,7 +10,7 @@ from jax import lax
 
 from jzero.layout import Layout, is_leaf
 from jzero.padding import pad, unpad, zero_padding
-from jzero.partition import Leaf
+from jzero.partition import STAGES, Leaf
 from jzero.paths import flatten, unflatten
 
 
@@ -123,7 +123,8 @@ def publish(layout: Layout, masters, old: dict[str, jax.Array]) -> dict[str, jax
 def _gather_into(layout: Layout, leaf: Leaf, master, old):
     """Gathers an updated shard into the donated whole copy, layer by layer.
 
-    One layer at a time, no second full set of parameters ever exists.
+    One layer at a time, no second full set of parameters ever exists. At stage 3 only what the
+    persistence threshold keeps whole comes here: so small, all layers go at once.
     """
     mesh = layout.mesh
     assert leaf.dim is not None
@@ -137,7 +138,7 @@ def _gather_into(layout: Layout, leaf: Leaf, master, old):
         return lax.slice_in_dim(x, 0, size, axis=axis) if leaf.is_padded else x
 
     def local(shard, buffer):
-        if leaf.array.layer_axes[:1] != (0,):
+        if leaf.array.layer_axes[:1] != (0,) or STAGES[layout.stage].parameters:
             return whole(shard, dim)
 
         def layer(i, buffer):

@@ -1,4 +1,4 @@
-"""Looks at finished steps without waiting for them."""
+"""Looks at finished steps without waiting for them, while the devices run the next one."""
 
 import logging
 from collections import deque
@@ -18,9 +18,7 @@ class ScaleError(JzeroError):
 
 
 class Watch:
-    """Reports finished steps, and raises where one overflowed beyond what a loss scale can answer.
-
-    Never blocks dispatch: only results that are ready are looked at.
+    """Reports finished steps, and one that overflowed beyond what a loss scale can answer.
 
     Arguments:
       paths: the trained parameters, in the order of `Health.leaf`.
@@ -36,6 +34,7 @@ class Watch:
         self._monitor = monitor
         self._skipped = 0  # in a row
         self._pending: deque[tuple[Any, int, dict[str, Any]]] = deque()
+        self._failure: ScaleError | None = None
 
     def add(self, health: Any, rows: int, metrics: dict[str, Any]) -> None:
         """Takes a dispatched step's results.
@@ -47,17 +46,23 @@ class Watch:
         """
         self._pending.append((health, rows, metrics))
 
-    def check(self, wait: bool = False) -> None:
-        """Looks at every step that has finished since; with `wait`, at every step.
+    def check(self) -> None:
+        """Raises what was found.
 
         Raises:
           ScaleError: naming the step, the first leaf that is not finite, and what to try.
         """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def look(self, wait: bool = False) -> None:
+        """Looks at every step that has finished since; with `wait`, at every step."""
         while self._pending and (wait or self._pending[0][0].is_ready()):
             array, rows, metrics = self._pending.popleft()
             health = Health(*np.asarray(array).tolist())
             if health.dead:
-                raise ScaleError(self._message(health))
+                self._failure = self._failure or ScaleError(self._message(health))
             self._skipped = self._skipped + 1 if health.skipped else 0
             if self._skipped & (self._skipped - 1) == 0 and self._skipped:
                 log.warning(

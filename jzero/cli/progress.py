@@ -1,4 +1,4 @@
-"""How far a comparison is, on standard error where that is a terminal."""
+"""How far a comparison is, on standard error."""
 
 from types import TracebackType
 
@@ -11,7 +11,7 @@ from jzero.units import size
 
 
 class Progress:
-    """A bar with a stage for each step; it is gone when all are done.
+    """On a terminal a bar with a stage for each step, gone when all are done; elsewhere a line each.
 
     Arguments:
       stages: how many there are.
@@ -19,7 +19,7 @@ class Progress:
     """
 
     def __init__(self, stages: int, doing: str):
-        console = Console(stderr=True, highlight=False)
+        self._console = console = Console(stderr=True, highlight=False)
         self._bar = Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -52,3 +52,5 @@ class Progress:
         peak = "does not compile" if row.peak_bytes is None else size(row.peak_bytes)
         self._last = f"stage {row.stage}: {peak}; "
         self._bar.advance(self._task)
+        if not self._console.is_terminal:
+            self._console.print(f"stage {row.stage}: {peak}")

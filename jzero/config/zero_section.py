@@ -92,7 +92,8 @@ class ZeroOptimization(Section):
     stage3_param_persistence_threshold: Count = works(
         PERSISTENCE_THRESHOLD,
         "stage 3: parameters of at most so many elements (of one layer, in a stacked leaf) "
-        "stay whole; their master and moments still shard",
+        "stay whole; their master and moments still shard, and each step reduces and gathers them "
+        "once",
     )
     stage3_model_persistence_threshold: Count = works(
         sys.maxsize, "stage 3: the most elements kept whole in all"

@@ -46,7 +46,9 @@ def test_all_stages(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     scattered = [c for c in found["rows"][3]["collectives"] if c["op"] == "reduce-scatter"]
     assert sum(c["count"] for c in scattered) == 2 + 2 * LAYERS
     out, err = capfd.readouterr()
-    assert err == "" and f"{PARAMETERS:,} parameters on cpu:8" in out
+    told = [line.partition(":")[0] for line in err.splitlines()]
+    assert told == [f"stage {stage}" for stage in range(4)], "each as soon as it is there"
+    assert f"{PARAMETERS:,} parameters on cpu:8" in out
     assert "reduce-scatter" in out and "XLA options: " in out
 
 

@@ -166,13 +166,27 @@ def test_frozen_parameters_have_no_gradient_traffic(stage: int, by: str):
 
 
 def test_small_leaves_stay_whole_below_the_threshold():
-    found = step(NET, stage=3, persistence_threshold=50)
+    """Their state shards all the same; a step reduces and gathers each of them once."""
+    accumulation = 4
+    found = step(NET, stage=3, accumulation=accumulation, persistence_threshold=50)
     small = {path for path, leaf in found.leaves.items() if leaf.array.layer_size <= 50}
     assert 0 < len(small) < len(found.leaves)
-    assert found.gathers.keys() == found.leaves.keys() - small
-    assert found.scatters.keys() == found.leaves.keys(), "their state shards all the same"
-    assert found.updates.keys() == small
+    assert found.gathers.keys() == found.scatters.keys() == found.leaves.keys() - small
+    assert found.updates == dict.fromkeys(small, 1)
+    few = found.size(lambda path: path in small)
+    assert found.volume["reduce-scatter", DATA] == accumulation * (found.size() - few) + few
     found.assert_only_weights()
+
+
+@pytest.mark.parametrize("kind", ["nnx", "linen", "plain"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_tied_weights_are_reduced_once(stage: int, kind: str):
+    """The embedding is read at both ends; its two gradients meet before they are sent."""
+    net = Net(kind, layers=3, tied=True)
+    found = step(net, stage=stage)
+    assert found.volume == volume_of(found, net)
+    embedding = {path for path in found.leaves if path.startswith("embed")}
+    assert {path: found.scatters[path] for path in embedding} == dict.fromkeys(embedding, 1)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
