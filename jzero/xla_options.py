@@ -27,6 +27,12 @@ Value = bool | str  # as JAX takes them
 _COMBINE = 31_457_287
 """XLA:GPU's own threshold, in bytes; a preset never combines less."""
 
+_UNROLLED: Mapping[str, Value] = {
+    "xla_gpu_enable_analytical_latency_estimator": True,
+    "xla_gpu_dot_merger_threshold_mb": "0",  # none
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": str(1 << 20),  # of shards
+}
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -65,8 +71,13 @@ def preset(platform: str, layers: Layers) -> dict[str, Value]:
 
     On a GPU, for a layer scan: collectives are prefetched across its iterations, and those of one
     layer are combined into one. So a layer's gather runs while the layer before it computes, and
-    one more layer is held in memory. Unrolled layers are not combined, which costs them memory and
-    overlap; XLA has a second estimate of how long their collectives take, which hides more of them.
+    one more layer is held in memory.
+
+    Unrolled layers hide each collective behind a product of their own. XLA has a second estimate of
+    how long collectives take, which spreads them so. Of reduce-scatters it combines only the small
+    ones: what waits for a whole layer's gradients ends up behind nothing. Products that share an
+    input, as those for keys and values, are not merged: that one would wait for both weights.
+
     XLA:TPU and XLA:CPU are left as they are.
 
     Arguments:
@@ -76,7 +87,7 @@ def preset(platform: str, layers: Layers) -> dict[str, Value]:
     if platform not in ("gpu", "cuda"):
         return {}
     if not layers.scanned:
-        return {"xla_gpu_enable_analytical_latency_estimator": True} if layers.unrolled else {}
+        return dict(_UNROLLED) if layers.unrolled else {}
     combine = str(max(_COMBINE, math.ceil(layers.scanned * 1.05)))
     wanted: dict[str, Value] = {
         "xla_gpu_enable_latency_hiding_scheduler": True,

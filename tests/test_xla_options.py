@@ -28,11 +28,15 @@ def stacked(key: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-def test_only_gpus_have_options_and_unrolled_layers_one():
+def test_only_gpus_have_options_and_unrolled_layers_their_own():
     assert preset("cpu", SCAN) == preset("tpu", SCAN) == preset("gpu", Layers()) == {}
     assert preset("gpu", SCAN) == preset("cuda", SCAN) != {}
     unrolled = Layers(unrolled=True)
-    assert preset("gpu", unrolled) == {"xla_gpu_enable_analytical_latency_estimator": True}
+    assert preset("gpu", unrolled) == {
+        "xla_gpu_enable_analytical_latency_estimator": True,
+        "xla_gpu_dot_merger_threshold_mb": "0",
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": "1048576",
+    }
     assert preset("tpu", unrolled) == {} and options("gpu", unrolled).per_process == {}
 
 

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from commands import compare
 from factories import PARAMETERS, ROW_BYTES
+from jax.sharding import Mesh
 
+import jzero
 from jzero import targets
 from jzero.errors import JzeroError
 
@@ -72,3 +77,24 @@ def test_unrolled_layers_have_no_options(tmp_path: Path, monkeypatch: pytest.Mon
     assert (found["xla_flags"], found["environment"]) == ([], "")
     # Without layer loops every collective that sends 1 MiB or more counts.
     assert 0 <= found["rows"][0]["overlapped_fraction"] <= 1
+
+
+def test_no_product_waits_for_two_unrolled_weights():
+    """XLA would merge products that share an input; one of the gathers then hides behind none."""
+    width = 1024
+
+    def init(key: jax.Array) -> list[dict[str, jax.Array]]:
+        return [{name: jnp.ones((width, width)) for name in ("key", "value")} for _ in range(2)]
+
+    def loss_fn(params, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
+        x = jax.nn.one_hot(batch["tokens"], width, dtype=jnp.bfloat16)
+        for layer in params:
+            x = jnp.tanh(x @ jzero.gather(layer["key"])) * (x @ jzero.gather(layer["value"]))
+        return jnp.mean(jnp.square(x.astype(jnp.float32)))
+
+    mesh = Mesh(np.array(targets.devices(targets.parse(TARGET))), ("data",))
+    zero = jzero.Zero(stage=3, precision="bf16", mesh=mesh)
+    zero.setup_for(init, optax.adam(1e-3))
+    batch = {"tokens": jax.ShapeDtypeStruct((8, 512), jnp.int32)}
+    compiled = zero.train_step(loss_fn).lower(batch).compile()
+    assert f"512,{2 * width}]" not in compiled.as_text()
