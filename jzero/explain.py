@@ -253,7 +253,9 @@ def _gradients(layout: Layout, accumulation: int) -> Iterator[Row]:
         spec = leaf.spec(layout.mesh.shard_axes, sharded)
         reason = _about_dim(leaf)
         if leaf.shard_state and not sharded:
+            persistent = leaf.reason.partition("; ")[2]
             reason = "whole in backward, then reduce-scattered once per step"
+            reason += f"; {persistent}" if persistent else ""
         x = struct(shape, dtype, layout.mesh.sharding(spec))
         yield _row(layout, "gradients", path, leaf.array.shape, x, reason)
 

@@ -106,15 +106,19 @@ class Layout:
         return math.prod(shape[axis] for axes in leaf.array.other_axes for axis in axes)
 
     def recipe(self, leaf: Leaf, accumulate: bool) -> Recipe:
-        """How the leaf is read inside the manual region."""
-        reduced = leaf.shard_gradient or not accumulate
-        compute = self.compute_dtype(leaf)
+        """How the leaf is read inside the manual region.
+
+        A gradient that is summed over micro-batches before it is reduced loses nothing until then.
+        """
+        compute, reduced = self.compute_dtype(leaf), self.policy.communication
+        if accumulate and not leaf.shard_gradient and is_float(compute):
+            reduced = str(jnp.promote_types(compute, reduced))
         return Recipe(
             leaf,
             self.mesh.manual_shard_axes,
             self.mesh.auto_axes,
             compute,
-            self.policy.communication if reduced else compute,
+            reduced,
             by_bits=leaf.shard_parameter and self.mesh.platform == "tpu",
         )
 

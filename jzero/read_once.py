@@ -8,30 +8,52 @@ from typing import Any
 
 from jax.extend import core
 
-from jzero.reads import is_read
+from jzero.jaxpr_flow import REMAT
+from jzero.reads import is_trained_read
 from jzero.renaming import renamed, stand_in
+
+_WHOLE = ("jit", "pjit", REMAT)
+"""Primitives that a loss may be wrapped in as a whole."""
 
 
 def read_once(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """The same loss, where a leaf that is read again is the one read before.
 
-    Only outside of layers: what a loop's body or a remat gathers is freed behind it.
+    Not where gradients are reduced in a wider dtype than the model computes in: the sum of two
+    would be rounded before it is wide. Nor across layers: what a loop's body or a remat gathers is
+    freed behind it.
 
     Arguments:
       closed: the loss, traced.
     """
+    return core.ClosedJaxpr(_read_once(closed.jaxpr), closed.consts)
+
+
+def _read_once(jaxpr: core.Jaxpr) -> core.Jaxpr:
     eqns: list[Any] = []
-    first: dict[Any, Any] = {}  # the stored weight and the tap of a read -> what it makes
+    first: dict[Any, Any] = {}  # a stored weight and its tap -> the whole weight
     now: dict[Any, Any] = {}  # what a later read makes -> what the first made
-    for eqn in closed.jaxpr.eqns:
+    for eqn in jaxpr.eqns:
         eqn = renamed(eqn, now)
-        made = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
-        if made and is_read(eqn):
-            taken = tuple(eqn.invars)
+        if eqn.primitive.name in _WHOLE:
+            eqn = eqn.replace(params=eqn.params | {"jaxpr": _inside(eqn.params["jaxpr"])})
+        elif _may_be_one(eqn):
+            [made], taken = eqn.outvars, tuple(eqn.invars)
             if taken in first:
-                now.update(zip(made, first[taken], strict=True))
+                now[made] = first[taken]
                 continue
             first[taken] = made
         eqns.append(eqn)
-    outvars = [stand_in(v, now) for v in closed.jaxpr.outvars]
-    return core.ClosedJaxpr(closed.jaxpr.replace(eqns=eqns, outvars=outvars), closed.consts)
+    return jaxpr.replace(eqns=eqns, outvars=[stand_in(v, now) for v in jaxpr.outvars])
+
+
+def _inside(jaxpr: Any) -> Any:
+    return read_once(jaxpr) if isinstance(jaxpr, core.ClosedJaxpr) else _read_once(jaxpr)
+
+
+def _may_be_one(eqn: Any) -> bool:
+    """Whether an equation is a read that is used, whose gradient is reduced as it comes."""
+    if not is_trained_read(eqn) or not eqn.outvars or isinstance(eqn.outvars[0], core.DropVar):
+        return False
+    _, tap = eqn.invars
+    return tap.aval.dtype == eqn.outvars[0].aval.dtype

@@ -41,8 +41,15 @@ def gathers(primitive, params) -> bool:
 def is_read(eqn) -> bool:
     """Whether an equation is a read: of a weight that is gathered, or whose gradient is reduced."""
     if eqn.primitive.name == "custom_vjp_call":
-        return eqn.params["call_jaxpr"].jaxpr.debug_info.func_name == _READ
+        return is_trained_read(eqn)
     return gathers(eqn.primitive, eqn.params)
+
+
+def is_trained_read(eqn) -> bool:
+    """Whether an equation is a read with a tap: it takes a stored weight and the tap."""
+    if eqn.primitive.name != "custom_vjp_call":
+        return False
+    return eqn.params["call_jaxpr"].jaxpr.debug_info.func_name == _READ
 
 
 def elements_read(eqn) -> int:

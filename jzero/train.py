@@ -33,8 +33,8 @@ class TrainStep:
         """Runs one optimizer step.
 
         Raises:
-          JzeroError: a batch that does not split; an overflow in an earlier step at the minimum
-            loss scale, once that step's results are there.
+          JzeroError: a batch that does not split; an overflow at the minimum loss scale in an
+            earlier step, which is looked at while the step after it runs. The state stays usable.
         """
         if self._watch is not None:
             self._watch.check()

@@ -34,7 +34,7 @@ class Watch:
         self._monitor = monitor
         self._skipped = 0  # in a row
         self._pending: deque[tuple[Any, int, dict[str, Any]]] = deque()
-        self._failure: ScaleError | None = None
+        self._failure: Exception | None = None
 
     def add(self, health: Any, rows: int, metrics: dict[str, Any]) -> None:
         """Takes a dispatched step's results.
@@ -47,17 +47,21 @@ class Watch:
         self._pending.append((health, rows, metrics))
 
     def check(self) -> None:
-        """Raises what was found.
+        """Raises what was found, once.
 
         Raises:
           ScaleError: naming the step, the first leaf that is not finite, and what to try.
+          Exception: the monitor's.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def look(self, wait: bool = False) -> None:
-        """Looks at every step that has finished since; with `wait`, at every step."""
+        """Looks at every step that has finished since; with `wait`, at every step.
+
+        Raises nothing: the state that the caller is about to return would be lost.
+        """
         while self._pending and (wait or self._pending[0][0].is_ready()):
             array, rows, metrics = self._pending.popleft()
             health = Health(*np.asarray(array).tolist())
@@ -75,7 +79,10 @@ class Watch:
                 shown = ("loss", "lr", "grad_norm", "loss_scale")
                 values = " ".join(f"{k} {float(metrics[k]):.6g}" for k in shown if k in metrics)
                 log.info("step %d: %s", health.step, values)
-            self._monitor.write(health.step * rows, metrics)
+            try:
+                self._monitor.write(health.step * rows, metrics)
+            except Exception as error:
+                self._failure = self._failure or error
 
     def _where(self, health: Health) -> str:
         if health.leaf < 0:

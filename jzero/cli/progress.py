@@ -11,7 +11,7 @@ from jzero.units import size
 
 
 class Progress:
-    """On a terminal a bar with a stage for each step, gone when all are done; elsewhere a line each.
+    """On a terminal a bar, gone when all stages are done; elsewhere a line for each.
 
     Arguments:
       stages: how many there are.

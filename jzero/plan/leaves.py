@@ -131,11 +131,12 @@ def sent(layout: Layout, accumulate: int, keep_gathered: bool = False) -> int:
         stored = stored_elements(leaf)
         if leaf.shard_parameter:
             total += gathers * stored
+        if leaf.shard_state and not leaf.shard_parameter:
+            total += stored  # the new parameter is gathered
         if path not in layout.differentiated:
             continue
         if leaf.shard_state:
             total += (accumulate if leaf.shard_gradient else 1) * stored  # reduce-scatter
-            total += 0 if leaf.shard_parameter else stored  # the new parameter is gathered
             total += 2 * stored // group if replicas > 1 else 0  # shards reduced over replicas
         elif group > 1:
             total += 2 * leaf.array.size  # all-reduce, once in a step

@@ -140,7 +140,7 @@ def test_padding_is_sent_too():
     assert sent == [2 * job.params, 2 * stored, 2 * stored, 3 * stored]
 
 
-def test_leaves_that_stay_whole_are_not_gathered():
+def test_leaves_that_stay_whole_are_reduced_and_gathered_once_a_step():
     config = {
         "bf16": {"enabled": True},
         "train_micro_batch_size_per_gpu": 1,
@@ -148,7 +148,24 @@ def test_leaves_that_stay_whole_are_not_gathered():
         "threshold": 10**6,
     }
     rows = by_leaf(lay_out(net(**config), 2))
-    assert rows[3].comm_elements == rows[2].comm_elements
+    assert rows[3].comm_elements == rows[1].comm_elements
+
+
+def test_what_the_optimizer_does_not_look_at_is_gathered_all_the_same():
+    def loss_fn(params, batch, rng):
+        p = jzero.gather(params)
+        return jnp.mean((batch["x"] @ p["used"]) * (batch["x"] @ p["unused"]))
+
+    def init(key):
+        return {"used": jnp.ones((6, 8)), "unused": jnp.ones((6, 8))}
+
+    tx = optax.partition(
+        {"on": optax.sgd(0.1), "off": optax.set_to_zero()}, {"used": "on", "unused": "off"}
+    )
+    config = {"train_micro_batch_size_per_gpu": 1}
+    job = lay_out(jzero.Workload(init, loss_fn, batch, tx, config), 4)
+    rows = by_leaf(job)
+    assert [row.comm_elements for row in rows[:3]] == [2 * 48, 48 + 96, 48 + 96]
 
 
 def test_dtype_and_batch_may_be_given():

@@ -13,6 +13,7 @@ from flax.training.train_state import TrainState
 
 import jzero
 from jzero import JzeroError
+from jzero.monitor import Monitor
 
 X = np.linspace(-1, 1, 16 * 6, dtype=np.float32).reshape(16, 6)
 BATCH = {"x": X}
@@ -129,6 +130,25 @@ def test_monitors_write_what_the_steps_report(tmp_path, monkeypatch):
     lines = (tmp_path / "runs/job/Train_Samples_train_loss.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["16", "32"]
     assert float(lines[1].split(",")[1]) == pytest.approx(float(metrics["loss"]))
+
+
+def test_a_monitor_that_fails_costs_no_state(tmp_path):
+    class Full(Monitor):
+        def write(self, samples, metrics):
+            raise OSError("the disk is full")
+
+    zero = jzero.Zero(stage=3)
+    state = zero.init(weights, optax.sgd(0.1))
+    step = zero.train_step(loss_fn, monitor=Full(zero.config, tmp_path))
+    state, _ = step(state, BATCH)
+    jax.block_until_ready(state)
+    state, _ = step(state, BATCH)  # looks at the first one behind it
+    with pytest.raises(OSError, match="disk is full"):
+        step(state, BATCH)
+    state, _ = step(state, BATCH)
+    with pytest.raises(OSError, match="disk is full"):
+        step.finish()
+    assert int(state.step) == 3
 
 
 def test_a_module_may_hold_plain_arrays():

@@ -43,6 +43,55 @@ def test_tied_weights_get_both_gradients(kind, stage):
     assert not any("head" in path for path in found)  # stored once
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_of_a_leaf_read_often_add_up_in_the_dtype_of_the_reduction(stage):
+    """Two that fit fp16 alone, and not together; and 600 of which bf16 would lose half."""
+
+    def tied(params, batch, rng):
+        reads = [jzero.gather(params["w"]).astype(jnp.float32) for _ in range(2)]
+        return sum(jnp.sum(read * 300_000) for read in reads) + 0 * jnp.sum(batch["x"])
+
+    def looped(params, batch, rng):
+        def body(total, _):
+            return total + jnp.sum(jzero.gather(params["w"]).astype(jnp.float32)), None
+
+        total, _ = jax.lax.scan(body, jnp.float32(0), length=600)
+        return total + 0 * jnp.sum(batch["x"])
+
+    def init(key):
+        return {"w": jnp.zeros(64)}
+
+    batch = {"x": np.ones((32, 1), np.float32)}
+    wide = {"stage": stage, "communication_dtype": "fp32"}
+    zero = jzero.Zero(precision="fp16", loss_scale=1.0, **wide)
+    _, metrics, _ = step_once(zero, init, optax.sgd(1e-9), tied, batch)
+    assert float(metrics["grad_norm"]) == pytest.approx(600_000 * 8, rel=1e-3)
+    for threshold in (0, 100):
+        options = {"accumulation": 4, "persistence_threshold": threshold} | wide
+        zero = jzero.Zero(precision="bf16", **options)
+        found, _, _ = step_once(zero, init, optax.sgd(1.0), looped, batch)
+        np.testing.assert_allclose(found["w"], -600, rtol=1e-2)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_gathers_of_the_users_own_are_no_reads(stage):
+    zero = jzero.Zero(stage=stage)
+
+    def loss_fn(params, batch, rng):
+        x = batch["x"] @ jzero.gather(params["w"])  # [8, 8] on each of 8 devices
+        name = zero.axis_name
+        stacked = [jax.lax.all_gather(x, name, axis=axis) for axis in (0, 1)]
+        three = jax.lax.all_gather(jnp.float32(3), name)[0]
+        return jnp.mean(stacked[0][0] ** 2) + jnp.mean(stacked[1][0] ** 3) + three
+
+    w = np.asarray(jax.random.normal(jax.random.key(0), (4, 8)))
+    x = np.asarray(jax.random.normal(jax.random.key(1), (64, 4)))
+    _, metrics, _ = step_once(zero, lambda key: {"w": w}, optax.sgd(0.1), loss_fn, {"x": x})
+    rows = (x @ w).reshape(8, 8, 8)  # device, row, column
+    want = np.mean(rows[0] ** 2) + np.mean(rows[:, 0] ** 3) + 3
+    assert float(metrics["loss"]) == pytest.approx(want, rel=1e-5)
+
+
 # Frozen.
 
 
