@@ -12,8 +12,9 @@ from jzero.errors import JzeroError
 from jzero.gradient import Region
 from jzero.layout import Layout
 from jzero.precision import Scaling
+from jzero.publish import publish
 from jzero.state import State
-from jzero.update import Update, publish
+from jzero.update import Update
 
 
 class Health(NamedTuple):

@@ -1,4 +1,4 @@
-"""The optimizer step: the Optax update on whole sharded trees, then cast and gather by layers."""
+"""The optimizer step: the Optax update on whole sharded trees."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from jax import lax
 
 from jzero.layout import Layout, is_leaf
 from jzero.padding import pad, unpad, zero_padding
-from jzero.partition import STAGES, Leaf
+from jzero.partition import Leaf
 from jzero.paths import flatten, unflatten
 
 
@@ -96,66 +96,3 @@ class Update:
             return lax.with_sharding_constraint(x, want.sharding)
 
         return jax.tree.map(one, self.layout.opt_leaves, state, is_leaf=is_leaf)
-
-
-def publish(layout: Layout, masters, old: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The parameters as stored between steps, from updated master weights.
-
-    Arguments:
-      layout: where everything lives.
-      masters: path -> float32 weight, as the optimizer left it.
-      old: path -> the parameters before the step, whose buffers are written.
-
-    Returns:
-      path -> parameter: cast, and below stage 3 gathered.
-    """
-    new = dict(old)
-    for path, leaf in layout.trained.items():
-        if not layout.has_parameter(leaf):
-            continue
-        if leaf.shard_parameter or not leaf.shard_state:
-            new[path] = masters[path].astype(layout.compute_dtype(leaf))
-        else:
-            new[path] = _gather_into(layout, leaf, masters[path], old[path])
-    return new
-
-
-def _gather_into(layout: Layout, leaf: Leaf, master, old):
-    """Gathers an updated shard into the donated whole copy, layer by layer.
-
-    One layer at a time, no second full set of parameters ever exists. At stage 3 only what the
-    persistence threshold keeps whole comes here: so small, all layers go at once.
-    """
-    mesh = layout.mesh
-    assert leaf.dim is not None
-    size, dim, dtype = leaf.array.shape[leaf.dim], leaf.dim, layout.compute_dtype(leaf)
-
-    def whole(shard, axis):
-        x = lax.all_gather(shard.astype(dtype), mesh.manual_shard_axes, tiled=True)
-        # Moved afterwards: gathered on a minor dimension, XLA lays whole stacks out transposed.
-        x = jnp.moveaxis(x.reshape(-1, *shard.shape), 0, axis)
-        x = x.reshape(*shard.shape[:axis], -1, *shard.shape[axis + 1 :])
-        return lax.slice_in_dim(x, 0, size, axis=axis) if leaf.is_padded else x
-
-    def local(shard, buffer):
-        if leaf.array.layer_axes[:1] != (0,) or STAGES[layout.stage].parameters:
-            return whole(shard, dim)
-
-        def layer(i, buffer):
-            piece = lax.dynamic_index_in_dim(shard, i, 0, keepdims=False)
-            return lax.dynamic_update_index_in_dim(buffer, whole(piece, dim - 1), i, 0)
-
-        return lax.fori_loop(0, leaf.array.shape[0], layer, buffer)
-
-    with jax.named_scope(f"zero_gather_updated/{leaf.path}"):
-        return jax.shard_map(
-            local,
-            mesh=mesh.manual,
-            in_specs=(
-                leaf.spec(mesh.manual_shard_axes, sharded=True),
-                leaf.spec(mesh.manual_shard_axes, sharded=False),
-            ),
-            out_specs=leaf.spec(mesh.manual_shard_axes, sharded=False),
-            axis_names=set(mesh.manual.axis_names),
-            check_vma=False,
-        )(master, old)
