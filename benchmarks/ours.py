@@ -12,12 +12,11 @@ from jzero.train import TrainStep
 
 
 def contender(job: Job) -> tuple[jzero.Zero, TrainStep, Contender]:
-    """The step as a user of jzero has it; norms stay whole, as they do with everyone else."""
+    """The step as a user of jzero has it."""
     zero = jzero.Zero(
         stage=job.stage,
         precision=job.precision,
         gradient_clipping=CLIP,
-        persistence_threshold=job.config.layers * job.config.width,
         mesh=job.mesh,
     )
     state = zero.init(lambda rngs: LM(job.config, rngs=rngs), job.optimizer, seed=0)

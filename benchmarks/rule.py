@@ -11,8 +11,6 @@ UNSHARDED = -1
 def dims_of(weights: Any, devices: int) -> Any:
     """The first dimension that the devices divide, never that of the stacked layers.
 
-    Vectors of norms are too small to be worth a collective and stay whole.
-
     Arguments:
       weights: pytree of arrays; below a key `layers` they are stacked in dim 0.
       devices: among which to shard.
@@ -24,7 +22,7 @@ def dims_of(weights: Any, devices: int) -> Any:
     def one(path: Any, x: Any) -> int:
         first = 1 if any(str(getattr(key, "key", "")) == "layers" for key in path) else 0
         fits = [d for d in range(first, x.ndim) if x.shape[d] % devices == 0]
-        return fits[0] if fits and devices > 1 and x.ndim >= first + 2 else UNSHARDED
+        return fits[0] if fits and devices > 1 else UNSHARDED
 
     return jax.tree_util.tree_map_with_path(one, weights)
 

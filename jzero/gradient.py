@@ -21,7 +21,7 @@ from jzero.models.model import Model
 from jzero.partition import STAGES, is_float
 from jzero.paths import flatten, unflatten
 from jzero.recipe import Recipe
-from jzero.reduction import finish
+from jzero.reduction import finish, squares
 from jzero.rewrite import rewritten
 from jzero.sharded import Sharded
 
@@ -32,12 +32,15 @@ class Gradients(NamedTuple):
     Attributes:
       grads: path -> gradient of scale x loss, sharded from stage 1 on; in the communication dtype,
         or the accumulation dtype where reduced micro-batches were summed.
+      squares: float32 [leaves], each gradient's squared norm, in the order of
+        `Layout.differentiated`.
       loss: float32 scalar, the mean over the global batch.
       aux: the loss function's other outputs, as means over the global batch.
       variables: the model's other variables after the step.
     """
 
     grads: dict[str, Any]
+    squares: Any
     loss: Any
     aux: Any
     variables: Any
@@ -85,7 +88,7 @@ class Region:
         return self._manual(
             self._local_gradients,
             (self._value_specs(), whole, PartitionSpec(mesh.manual_data_axes), whole, whole),
-            Gradients(grad_specs, whole, whole, whole),
+            Gradients(grad_specs, whole, whole, whole, whole),
         )(values, variables, batch, rng, scale)
 
     def losses(self, values, variables, batch, rng) -> tuple[jax.Array, Any]:
@@ -184,7 +187,9 @@ class Region:
         loss, aux = jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
         with jax.named_scope("zero_reduce"):
             grads = finish(self.layout, grads, factor)
-        return Gradients(grads, loss, aux, self._average(variables, changed))
+        with jax.named_scope("zero_norm"):
+            norms = squares(self.layout, grads)
+        return Gradients(grads, norms, loss, aux, self._average(variables, changed))
 
     def _local_losses(self, values, variables, batch, rng):
         rng = jax.random.fold_in(rng, self._device_index())

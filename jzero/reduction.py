@@ -35,6 +35,27 @@ def finish(layout: Layout, grads: dict[str, jax.Array], factor) -> dict[str, jax
     return done
 
 
+def squares(layout: Layout, grads: dict[str, jax.Array]) -> jax.Array:
+    """Each gradient's squared norm over all shards, once they are reduced.
+
+    Padding is zero and adds nothing.
+
+    Arguments:
+      layout: where everything lives.
+      grads: path -> gradient, inside the manual region.
+
+    Returns:
+      float32 [leaves], in the order of `layout.differentiated`.
+    """
+    leaves = layout.differentiated
+    if not leaves:
+        return jnp.zeros((0,), jnp.float32)
+    own = jnp.stack([jnp.sum(jnp.square(grads[p].astype(jnp.float32))) for p in leaves])
+    sharded = jnp.array([leaf.shard_state for leaf in leaves.values()])
+    total = lax.psum(jnp.where(sharded, own, 0), layout.mesh.manual_shard_axes)
+    return jnp.where(sharded, total, own)
+
+
 def _finish(layout: Layout, recipe: Recipe, grad, factor):
     mesh, dtype, leaf = layout.mesh, layout.policy.communication, recipe.leaf
 

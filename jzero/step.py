@@ -67,15 +67,11 @@ class Step:
         )
         with jax.named_scope("zero_norm"):
             factor = (layout.mesh.data_size if self.total else 1) / scale
-            # In the model's order: jit hands dicts back sorted, and Health.leaf counts in this one.
-            paths = layout.differentiated
-            grads = {p: out.grads[p].astype(jnp.float32) for p in paths}
-            norm, squares = _norm(grads)
-            norm = norm * factor
+            norm = jnp.sqrt(out.squares.sum()) * factor
             finite = jnp.isfinite(norm) & jnp.isfinite(out.loss)
             # As DeepSpeed: 1 / max((norm + 1e-6) / clip, 1).
             clipped = 1 / jnp.maximum((norm + 1e-6) / self.clip, 1) if self.clip else 1.0
-            grads = {p: g * (factor * clipped) for p, g in grads.items()}
+            grads = {p: g.astype(jnp.float32) * (factor * clipped) for p, g in out.grads.items()}
 
         with jax.named_scope("zero_update"):
             masters = self.update.masters(state.params, state.master)
@@ -111,12 +107,12 @@ class Step:
         rate = self._learning_rate(state)
         if rate is not None:
             metrics["lr"] = jnp.asarray(rate, jnp.float32)
-        bad = ~jnp.isfinite(squares)
+        bad = ~jnp.isfinite(out.squares)
         health = Health(
             after.step,
             skipped,
             skipped & self.scaling.at_minimum(state.scale),
-            jnp.where(bad.any(), jnp.argmax(bad), -1) if squares.size else -1,
+            jnp.where(bad.any(), jnp.argmax(bad), -1) if bad.size else -1,
         )
         return after, with_aux(metrics, out.aux), jnp.stack([jnp.int32(x) for x in health])
 
@@ -135,17 +131,3 @@ def with_aux(metrics: dict[str, jax.Array], aux) -> dict[str, Any]:
             f"aux {sorted(clash)}: the step reports metrics of that name itself; rename"
         )
     return {**metrics, **aux}
-
-
-def _norm(grads: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The global L2 norm of gradients over all shards, and each leaf's squared norm.
-
-    One code path for every stage: padding is zero and adds nothing.
-
-    Returns:
-      (float32 scalar, float32 [leaves]).
-    """
-    if not grads:
-        return jnp.float32(0), jnp.zeros((0,), jnp.float32)
-    squares = jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()])
-    return jnp.sqrt(squares.sum()), squares
