@@ -57,7 +57,7 @@ def host_seconds(step: TrainStep, state: Any, batch: Any, steps: int) -> tuple[A
             start = time.perf_counter()
             results = step(state, batch)
             beside.append(time.perf_counter() - start - inside[0])
-            state, metrics = results  # not clocked: to drop the old state takes any loop its time
+            state, metrics = results  # any loop drops the old state: not clocked
             jax.block_until_ready((state, metrics))
     finally:
         step._jitted = compiled

@@ -32,7 +32,7 @@ def publish(layout: Layout, masters: Arrays, old: Arrays) -> Arrays:
             new[path] = masters[path].astype(layout.compute_dtype(leaf))
         else:
             sharded[path] = leaf
-    return new | _gather(layout, sharded, masters, old)
+    return new | _gather(layout, sharded, masters, old) if sharded else new
 
 
 def _gather(layout: Layout, leaves: Mapping[str, Leaf], masters: Arrays, old: Arrays) -> Arrays:
@@ -86,7 +86,7 @@ def _layers(layout: Layout, leaf: Leaf) -> int | None:
     return array.shape[0] if stacked else None
 
 
-def _whole(layout: Layout, leaf: Leaf, shard) -> jax.Array:
+def _whole(layout: Layout, leaf: Leaf, shard: jax.Array) -> jax.Array:
     """Casts and gathers a leaf, or a layer of it."""
     assert leaf.dim is not None
     axis = leaf.dim - (len(leaf.array.shape) - shard.ndim)

@@ -26,7 +26,10 @@ CHEAP = frozenset(
 
 
 def gathers(primitive, params) -> bool:
-    """Whether an equation is a read that gathers: as called, or as differentiated."""
+    """Whether an equation is a read that gathers, as called or as differentiated.
+
+    Also a gather of the user's own over the ZeRO axes.
+    """
     if primitive.name == "all_gather":
         return any(str(a).startswith("zero_") for a in params["axis_name"])
     if primitive.name in ("custom_vjp_call", "shard_map"):

@@ -13,7 +13,7 @@ from jzero.regather import keep_all_but_gathered, mostly_uncovered, scan_bodies_
 
 
 def rewritten(loss: Callable[..., Any], prefetch: Prefetch, regather: bool) -> Callable[..., Any]:
-    """The same loss, and the same numbers: collectives at other places, each leaf's only once.
+    """The same loss, and the same numbers, with its collectives at other places.
 
     Arguments:
       loss: a function of the taps of its parameters.

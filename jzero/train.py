@@ -35,6 +35,7 @@ class TrainStep:
         Raises:
           JzeroError: a batch that does not split; an overflow at the minimum loss scale in an
             earlier step, which is looked at while the step after it runs. The state stays usable.
+          Exception: the monitor's, of an earlier step.
         """
         if self._watch is not None:
             self._watch.check()
@@ -62,6 +63,7 @@ class TrainStep:
 
         Raises:
           JzeroError: an overflow at the minimum loss scale in one of them.
+          Exception: the monitor's.
         """
         if self._watch is not None:
             self._watch.look(wait=True)

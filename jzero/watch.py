@@ -60,13 +60,17 @@ class Watch:
     def look(self, wait: bool = False) -> None:
         """Looks at every step that has finished since; with `wait`, at every step.
 
-        Raises nothing: the state that the caller is about to return would be lost.
+        What is found waits for `check`: raised here, it would cost the state that the caller is
+        about to return.
+
+        Raises:
+          jax.errors.JaxRuntimeError: a step that failed on the devices: its state is lost anyway.
         """
         while self._pending and (wait or self._pending[0][0].is_ready()):
             array, rows, metrics = self._pending.popleft()
             health = Health(*np.asarray(array).tolist())
-            if health.dead:
-                self._failure = self._failure or ScaleError(self._message(health))
+            if health.dead and not isinstance(self._failure, ScaleError):
+                self._failure = ScaleError(self._message(health))
             self._skipped = self._skipped + 1 if health.skipped else 0
             if self._skipped & (self._skipped - 1) == 0 and self._skipped:
                 log.warning(

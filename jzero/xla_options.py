@@ -29,9 +29,10 @@ _COMBINE = 31_457_287
 
 _UNROLLED: Mapping[str, Value] = {
     "xla_gpu_enable_analytical_latency_estimator": True,
-    "xla_gpu_dot_merger_threshold_mb": "0",  # none
-    "xla_gpu_reduce_scatter_combine_threshold_bytes": str(1 << 20),  # of shards
+    "xla_gpu_dot_merger_threshold_mb": "0",
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": str(1 << 20),
 }
+"""Of unrolled layers: no merged products, and no more than 1 MiB of shards combined."""
 
 
 @dataclass(frozen=True)

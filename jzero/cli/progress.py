@@ -19,15 +19,15 @@ class Progress:
     """
 
     def __init__(self, stages: int, doing: str):
-        self._console = console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False)
         self._bar = Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
-            console=console,
+            console=self._console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=stages)
         self._doing = doing
@@ -50,7 +50,8 @@ class Progress:
 
     def done(self, row: Row) -> None:
         peak = "does not compile" if row.peak_bytes is None else size(row.peak_bytes)
-        self._last = f"stage {row.stage}: {peak}; "
+        told = f"stage {row.stage}: {peak}"
+        self._last = f"{told}; "
         self._bar.advance(self._task)
         if not self._console.is_terminal:
-            self._console.print(f"stage {row.stage}: {peak}")
+            self._console.print(told)

@@ -51,7 +51,7 @@ class Step:
 
     def is_scalars(self, site: hlo.Site) -> bool:
         """Whether it sums a few numbers: total and weight of a loss, a square for each leaf."""
-        leaves = len(self.leaves)
+        leaves = len(self.zero.setup.layout.differentiated)
         sizes = [operand.elements for operand in site.operands]
         few = sum(sizes) <= leaves + 2 and all(size <= 2 or size == leaves for size in sizes)
         return site.op == "all-reduce" and few

@@ -74,7 +74,7 @@ def test_gradients_of_a_leaf_read_often_add_up_in_the_dtype_of_the_reduction(sta
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_gathers_of_the_users_own_are_no_reads(stage):
+def test_gathers_of_the_users_own_are_not_merged(stage):
     zero = jzero.Zero(stage=stage)
 
     def loss_fn(params, batch, rng):
