@@ -50,8 +50,7 @@ class Progress:
 
     def done(self, row: Row) -> None:
         peak = "does not compile" if row.peak_bytes is None else size(row.peak_bytes)
-        told = f"stage {row.stage}: {peak}"
-        self._last = f"{told}; "
+        self._last = f"stage {row.stage}: {peak}; "
         self._bar.advance(self._task)
         if not self._console.is_terminal:
-            self._console.print(told)
+            self._console.print(f"{self._doing} stage {row.stage}: {peak}")

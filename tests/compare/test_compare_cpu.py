@@ -47,7 +47,7 @@ def test_all_stages(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert sum(c["count"] for c in scattered) == 2 + 2 * LAYERS
     out, err = capfd.readouterr()
     told = [line.partition(":")[0] for line in err.splitlines()]
-    assert told == [f"stage {stage}" for stage in range(4)]
+    assert told == [f"compiling stage {stage}" for stage in range(4)]
     assert f"{PARAMETERS:,} parameters on cpu:8" in out
     assert "reduce-scatter" in out and "XLA options: " in out
 
