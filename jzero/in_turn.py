@@ -81,8 +81,8 @@ def _layers(jaxpr) -> list[_Layer]:
         elements = 0 if eqn.primitive.name in ("scan", "while") else elements_read(eqn)
         if elements:
             read = [eqn.invars[i] for i in inputs_read(eqn)]
-            variables = [v for v in read if not isinstance(v, core.Literal)]
-            inputs = tuple(dict.fromkeys(v for v in variables if v in own))
+            read = [v for v in read if not isinstance(v, core.Literal)]
+            inputs = tuple(dict.fromkeys(v for v in read if v in own))
             found.append(_Layer(at, elements, inputs, _result(jaxpr.eqns, at)))
     return found
 
