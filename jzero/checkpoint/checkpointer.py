@@ -309,7 +309,9 @@ class Checkpointer:
         writer, offer = self._writer, self._offer
         if writer is None or self._closed:
             self._closed = True
-            self.wait()  # the call before may have been interrupted
+            if writer is not None:  # the call before may have been interrupted
+                writer.close()
+                writer.wait()
             return
         try:
             try:

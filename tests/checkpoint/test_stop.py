@@ -172,6 +172,10 @@ def test_interrupts_of_the_end_leave_nothing_behind(tmp_path, signals, monkeypat
 
     monkeypatch.setattr(writer, "save_step", held)
     loop.advance()
+    lock = loop.checkpoints._writer._lock
+    release = lock.release
+    # Later than the save is done: `close` has to wait for this as well.
+    monkeypatch.setattr(lock, "release", lambda: (time.sleep(0.2), release()))
     terminate()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(writer.ThreadPoolExecutor, "shutdown", interrupted)
