@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jzero.errors import JzeroError
 from jzero.in_turn import Prefetch
 from jzero.layout import Layout
-from jzero.losses import Mean, loss_parts, mean_value
+from jzero.losses import global_means, local_means, loss_parts
 from jzero.models.model import Model
 from jzero.partition import STAGES, is_float
 from jzero.paths import flatten, unflatten
@@ -184,7 +184,7 @@ class Region:
             factor = None
         else:
             grads, factor, sums, variables = self._accumulate(micro, variables, batch)
-        loss, aux = jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
+        loss, aux = global_means(sums, self.layout.mesh.manual_data_axes)
         with jax.named_scope("zero_reduce"):
             grads = finish(self.layout, grads, factor)
         with jax.named_scope("zero_norm"):
@@ -194,12 +194,11 @@ class Region:
     def _local_losses(self, values, variables, batch, rng):
         rng = jax.random.fold_in(rng, self._device_index())
         bound = self._bind(values, {}, variables, self._fold(rng))
-        total, weight, aux = loss_parts(self.loss_fn(bound, batch, rng))
-        sums = self._global_mean(total, weight), self._global_means(aux)
-        return jax.tree.map(lambda m: mean_value(*m), sums, is_leaf=_is_mean)
+        means = local_means(*loss_parts(self.loss_fn(bound, batch, rng)))
+        return global_means(means, self.layout.mesh.manual_data_axes)
 
     def _micro_batch(self, values, taps, variables, rows, key, scale, changed):
-        """One micro-batch: gradients, ((loss, aux) as global Means, relative weight), variables."""
+        """One micro-batch: gradients, ((loss, aux) as local Means, relative weight), variables."""
 
         def local_loss(taps):
             bound = self._bind(values, taps, variables, self._fold(key))
@@ -212,14 +211,15 @@ class Region:
         if STAGES[self.layout.stage].gradients:
             loss = rewritten(loss, self.prefetch, self.regather)
         total, pull, (weight, aux, after) = jax.vjp(loss, taps, has_aux=True)
-        total, weight = self._global_mean(total, weight)
-        aux = self._global_means(aux)
+        means = local_means(total, weight, aux)
         # Seeded by the weight of the whole micro-batch, gradients have the size of a mean's: sums
-        # would overflow fp16. A micro-batch without weight contributes nothing.
+        # would overflow fp16. A micro-batch without weight contributes nothing. The weight is
+        # summed apart from the loss: most often it is the batch's, and need not wait for forward.
+        size = self.layout.mesh.data_size
+        weight = size if weight is None else lax.psum(weight, self.layout.mesh.manual_data_axes)
         seed = jnp.where(weight == 0, 0.0, scale / jnp.where(weight == 0, 1.0, weight))
         (grads,) = pull(seed)
-        relative = weight / self.layout.mesh.data_size
-        return grads, ((Mean(total, weight), aux), relative), after
+        return grads, (means, jnp.float32(weight / size)), after
 
     def _accumulate(self, micro, variables, batch):
         """Runs the micro-batches in a loop.
@@ -268,23 +268,6 @@ class Region:
             taps[path] = jnp.zeros(shape, recipe.reduce_dtype)
         return taps
 
-    def _global_mean(self, total, weight) -> Mean:
-        """Total and weight summed over the data axes; without a weight, 1 for each device."""
-        axes, size = self.layout.mesh.manual_data_axes, self.layout.mesh.data_size
-        if weight is None:
-            return Mean(lax.psum(jnp.asarray(total, jnp.float32), axes), jnp.float32(size))
-        return Mean(
-            *lax.psum(jnp.stack([jnp.asarray(x, jnp.float32) for x in (total, weight)]), axes)
-        )
-
-    def _global_means(self, aux):
-        """Every value of a loss's aux, a Mean or not, as a global Mean."""
-
-        def one(x):
-            return self._global_mean(*x) if isinstance(x, Mean) else self._global_mean(x, None)
-
-        return jax.tree.map(one, aux, is_leaf=_is_mean)
-
     def _average(self, variables, changed: set[str]):
         """Batch statistics and the like: means over the data axes; counts are the same anyway."""
 
@@ -310,10 +293,6 @@ class Region:
             return jax.vmap(fold)(own)
 
         return fold
-
-
-def _is_mean(x) -> bool:
-    return isinstance(x, Mean)
 
 
 def _changed(before, after) -> set[str]:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from jzero.errors import JzeroError
 
@@ -63,6 +64,34 @@ def loss_parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
     if weight is not None:
         weight = lax.stop_gradient(jnp.asarray(weight, jnp.float32))
     return total.astype(jnp.float32), weight, aux
+
+
+def local_means(total, weight, aux) -> tuple[Mean, Any]:
+    """Loss and aux of one device's rows, each a float32 `Mean`; a plain value has weight 1."""
+
+    def one(x):
+        total, weight = x if isinstance(x, Mean) else (x, 1.0)
+        return Mean(jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32))
+
+    loss = total if weight is None else Mean(total, weight)
+    return one(loss), jax.tree.map(one, aux, is_leaf=_is_mean)
+
+
+def global_means(means, axes):
+    """The values of every device's means together.
+
+    One all-reduce of one vector: of a tuple it takes much longer on a CPU.
+
+    Arguments:
+      means: pytree of float32 `Mean`s, local to a device, or sums of such.
+      axes: the mesh axes, manual ones, that the batch is split over.
+    """
+    flat, unravel = ravel_pytree(means)
+    return jax.tree.map(lambda m: m.value(), unravel(lax.psum(flat, axes)), is_leaf=_is_mean)
+
+
+def _is_mean(x) -> bool:
+    return isinstance(x, Mean)
 
 
 def scalar(x) -> jax.Array:

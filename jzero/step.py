@@ -69,9 +69,11 @@ class Step:
             factor = (layout.mesh.data_size if self.total else 1) / scale
             norm = jnp.sqrt(out.squares.sum()) * factor
             finite = jnp.isfinite(norm) & jnp.isfinite(out.loss)
-            # As DeepSpeed: 1 / max((norm + 1e-6) / clip, 1).
-            clipped = 1 / jnp.maximum((norm + 1e-6) / self.clip, 1) if self.clip else 1.0
-            grads = {p: g.astype(jnp.float32) * (factor * clipped) for p, g in out.grads.items()}
+            # As DeepSpeed: clipped by 1 / max((norm + 1e-6) / clip, 1). One quotient for all: of
+            # products XLA would compute each factor again in every loop of the update.
+            over = jnp.maximum((norm + 1e-6) / self.clip, 1) if self.clip else 1.0
+            multiplier = factor / over
+            grads = {p: g.astype(jnp.float32) * multiplier for p, g in out.grads.items()}
 
         with jax.named_scope("zero_update"):
             masters = self.update.masters(state.params, state.master)
@@ -100,7 +102,7 @@ class Step:
         metrics = {
             "loss": out.loss,
             "grad_norm": norm,
-            "grad_norm_clipped": norm * clipped,
+            "grad_norm_clipped": norm / over,
             "loss_scale": scale,
             "skipped": skipped,
         }
