@@ -184,8 +184,8 @@ class Region:
             factor = None
         else:
             grads, factor, sums, variables = self._accumulate(micro, variables, batch)
-        loss, aux = global_means(sums, self.layout.mesh.manual_data_axes)
         with jax.named_scope("zero_reduce"):
+            loss, aux = global_means(sums, self.layout.mesh.manual_data_axes)
             grads = finish(self.layout, grads, factor)
         with jax.named_scope("zero_norm"):
             norms = squares(self.layout, grads)

@@ -3,7 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -49,17 +49,24 @@ class Step:
         """Elements of the chosen parameters; of all of them, the ZeRO paper's psi."""
         return sum(leaf.array.size for path, leaf in self.leaves.items() if chosen(path))
 
-    def is_scalars(self, site: hlo.Site) -> bool:
-        """Whether it sums a few numbers: total and weight of a loss, a square for each leaf."""
+    def without_numbers(self, site: hlo.Site) -> hlo.Site | None:
+        """A sum over devices without the few numbers in it; None where nothing else is.
+
+        They are total and weight of a loss, and a square for each leaf.
+        """
         leaves = len(self.zero.setup.layout.differentiated)
-        sizes = [operand.elements for operand in site.operands]
-        few = sum(sizes) <= leaves + 2 and all(size <= 2 or size == leaves for size in sizes)
-        return site.op == "all-reduce" and few
+        numbers = [x for x in site.operands if len(x.dims) < 2 and x.elements in (1, 2, leaves)]
+        few = sum(x.elements for x in numbers)
+        if site.op != "all-reduce" or few > leaves + 2 or site.elements is None:
+            return site
+        rest = tuple(x for x in site.operands if x not in numbers)
+        return replace(site, operands=rest, elements=site.elements - few) if rest else None
 
     @property
     def large(self) -> list[hlo.Site]:
         """The collectives that move tensors."""
-        return [site for site in self.sites if not self.is_scalars(site)]
+        sites = [self.without_numbers(site) for site in self.sites]
+        return [site for site in sites if site is not None]
 
     @property
     def volume(self) -> Volume:
@@ -118,7 +125,7 @@ class Step:
         for site in self.large:
             assert any(scope in site.source.split("/") for scope in SCOPES), site
             assert all(operand.dims in shapes for operand in site.operands), site
-        scalars = [site.count for site in self.sites if self.is_scalars(site)]
+        scalars = [site.count for site in self.sites if self.without_numbers(site) is None]
         micro_batches = self.zero.batch.accumulation
         assert sum(count or 0 for count in scalars) <= micro_batches + 1 and None not in scalars
 
