@@ -65,7 +65,10 @@ def batches(mesh: ZeroMesh, loader: Iterable[Any], drop_last: bool) -> Iterator[
 def _rows(batch: Any) -> int:
     leaves = jax.tree.leaves(batch)
     if not leaves or not np.ndim(leaves[0]):
-        raise JzeroError("a batch is a pytree of arrays with rows in dim 0")
+        raise JzeroError(
+            f"the loader yields {batch!r:.60}; it must yield batches: pytrees of arrays with rows "
+            f"in dim 0"
+        )
     return leaves[0].shape[0]
 
 

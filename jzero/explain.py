@@ -165,7 +165,8 @@ class Explanation:
             more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
             lines.append(
                 f"WHOLE on every device though stage {self.stage} shards their kind: {len(odd)} "
-                f"arrays, {sum(row.bytes_per_device for row in odd):,} bytes: {names}{more}."
+                f"arrays, {sum(row.bytes_per_device for row in odd):,} bytes: {names}{more}. "
+                f"The first is {odd[0].reason}."
             )
         return "\n".join(lines)
 

@@ -1,5 +1,6 @@
-"""What a loss function may return: a scalar, or a total and its weight."""
+"""What a loss function takes, and may return: a scalar, or a total and its weight."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +44,26 @@ def mean_value(total, weight) -> jax.Array:
     weight = jnp.asarray(weight, jnp.float32)
     safe = jnp.where(weight == 0, 1.0, weight)
     return jnp.where(weight == 0, 0.0, jnp.asarray(total, jnp.float32) / safe)
+
+
+def check_takes(fn: Any, name: str) -> None:
+    """Whether a loss function, or one for evaluation, can be called as a step calls it.
+
+    Raises:
+      JzeroError: it is not callable, or takes other arguments.
+    """
+    if not callable(fn):
+        raise JzeroError(f"{name} is {fn!r:.60}; give a function {name}(model, batch, rng)")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # a builtin's is not known
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        raise JzeroError(
+            f"{name} is called as {name}(model, batch, rng), and takes {signature}: {error}"
+        ) from None
 
 
 def loss_parts(out) -> tuple[jax.Array, jax.Array | None, Any]:

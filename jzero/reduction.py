@@ -52,8 +52,9 @@ def squares(layout: Layout, grads: dict[str, jax.Array]) -> jax.Array:
         return jnp.zeros((0,), jnp.float32)
     own = jnp.stack([jnp.sum(jnp.square(grads[p].astype(jnp.float32))) for p in leaves])
     sharded = jnp.array([leaf.shard_state for leaf in leaves.values()])
-    total = lax.psum(jnp.where(sharded, own, 0), layout.mesh.manual_shard_axes)
-    return jnp.where(sharded, total, own)
+    # Over replicas too, which have the same shards: so XLA joins it with the loss's sum.
+    total = lax.psum(jnp.where(sharded, own, 0), layout.mesh.manual_data_axes)
+    return jnp.where(sharded, total / layout.mesh.replicas, own)
 
 
 def _finish(layout: Layout, recipe: Recipe, grad, factor):

@@ -182,8 +182,8 @@ def make_setup(
     """
     if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise JzeroError(
-            f"tx is {tx!r}; give an Optax transformation such as optax.adamw(1e-3), or None for "
-            f"the optimizer that the configuration names"
+            f"tx is {tx!r:.60}; give an Optax transformation such as optax.adamw(1e-3), or None "
+            f"for the optimizer that the configuration names"
         )
     if model.weights is None:
         params, variables = jax.eval_shape(model.build, jax.eval_shape(lambda: jax.random.key(0)))

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.errors import JzeroError
 from jzero.explain import Explanation, explain
 from jzero.layout import is_leaf
+from jzero.losses import check_takes
 from jzero.mesh import make_zero_mesh
 from jzero.models import describe
 from jzero.monitor import Monitor
@@ -160,6 +162,10 @@ class Zero:
         for key in ("optimizer", "scheduler"):
             if tx is not None and getattr(self.config, key) is not None:
                 log.warning("%s: not used, since zero.init was given an Optax transformation", key)
+        try:
+            operator.index(seed)
+        except TypeError:
+            raise JzeroError(f"seed is {seed!r:.60}; give a whole number") from None
         with self.mesh.context():
             described = describe(model, seed, sample)
             self.setup = make_setup(
@@ -200,15 +206,21 @@ class Zero:
           process's rows. metrics: `loss`, `grad_norm` (before clipping), `grad_norm_clipped`,
           `loss_scale`, `skipped`, `lr` where known, and aux; global scalars.
         """
+        check_takes(loss_fn, "loss_fn")
         return TrainStep(self, loss_fn, monitor)
 
     def eval_step(self, fn: Callable[..., Any]) -> EvalStep:
         """A jitted evaluation, of a function like a loss function.
 
+        Arguments:
+          fn: fn(model, batch, rng) -> what a loss function returns: more figures than one go into
+            its aux, as in `return loss, {"accuracy": accuracy}`.
+
         Returns:
           evaluate(state, batch) -> {"loss": ..., and aux}, means over the global batch. The state
           is neither changed nor donated.
         """
+        check_takes(fn, "fn")
         return EvalStep(self, fn)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:

@@ -52,15 +52,17 @@ class Step:
     def without_numbers(self, site: hlo.Site) -> hlo.Site | None:
         """A sum over devices without the few numbers in it; None where nothing else is.
 
-        They are total and weight of a loss, and a square for each leaf.
+        They are a loss's weight before backward, its total and weight after it, and a square for
+        each leaf; XLA may join them.
         """
         leaves = len(self.zero.setup.layout.differentiated)
-        numbers = [x for x in site.operands if len(x.dims) < 2 and x.elements in (1, 2, leaves)]
-        few = sum(x.elements for x in numbers)
-        if site.op != "all-reduce" or few > leaves + 2 or site.elements is None:
+        sizes = (1, 2, 3, leaves, leaves + 2)
+        numbers = [x for x in site.operands if len(x.dims) < 2 and x.elements in sizes]
+        total = sum(x.elements for x in numbers)
+        if site.op != "all-reduce" or total > leaves + 3 or site.elements is None:
             return site
         rest = tuple(x for x in site.operands if x not in numbers)
-        return replace(site, operands=rest, elements=site.elements - few) if rest else None
+        return replace(site, operands=rest, elements=site.elements - total) if rest else None
 
     @property
     def large(self) -> list[hlo.Site]:

@@ -136,11 +136,32 @@ def test_a_total_and_its_weight_need_a_name():
         ({"layer_axes": {"a": 7}}, r"layer_axes\['a'\] is \(7,\), but its shape is \(6, 3\)"),
         ({"layer_axes": {"c": 0}}, "'c', which is not a parameter"),
         ({"trainable": lambda path: "no"}, "trainable: a is 'no'; give True or False"),
+        ({"seed": jax.random.key(0)}, r"(?s)seed is Array\(.*; give a whole number"),
     ],
 )
 def test_arguments_of_init(arguments, message):
     with pytest.raises(JzeroError, match=message):
         run(lambda params, batch, rng: jnp.float32(0), **arguments)
+
+
+@pytest.mark.parametrize(
+    "loss, message",
+    [
+        (lambda model, batch: 0.0, r"takes \(model, batch\): too many positional arguments"),
+        (lambda model, batch, rng, more: 0.0, "missing a required argument: 'more'"),
+        (1.0, r"fn is 1.0; give a function \w+\(model, batch, rng\)"),
+    ],
+)
+def test_arguments_of_a_loss_and_of_an_evaluation(loss, message):
+    zero = jzero.Zero(stage=1)
+    for step in (zero.train_step, zero.eval_step):
+        with pytest.raises(JzeroError, match=message):
+            step(loss)
+
+
+def test_a_loader_of_something_else():
+    with pytest.raises(JzeroError, match="the loader yields 'x'; it must yield batches"):
+        next(jzero.Zero(stage=1).batches(BATCH))
 
 
 def test_a_state_is_no_weights():
