@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from jzero.errors import JzeroError
 
@@ -84,6 +83,11 @@ def loss_parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
         raise JzeroError(f"loss_fn returned a loss of dtype {total.dtype}; return a real one")
     if weight is not None:
         weight = lax.stop_gradient(jnp.asarray(weight, jnp.float32))
+        if weight.shape:
+            raise JzeroError(
+                f"loss_fn returned a Mean whose weight has shape {weight.shape}; return a scalar: "
+                f"the sum of what its rows weigh"
+            )
     return total.astype(jnp.float32), weight, aux
 
 
@@ -91,24 +95,34 @@ def local_means(total, weight, aux) -> tuple[Mean, Any]:
     """Loss and aux of one device's rows, each a float32 `Mean`; a plain value has weight 1."""
 
     def one(x):
-        total, weight = x if isinstance(x, Mean) else (x, 1.0)
-        return Mean(jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32))
+        total, weight = x if isinstance(x, Mean) else (x, None)
+        total = jnp.asarray(total, jnp.float32)
+        if weight is None:
+            return Mean(total, jnp.float32(1))
+        weight = jnp.asarray(weight, jnp.float32)
+        if total.shape != weight.shape:
+            raise JzeroError(
+                f"aux has a Mean of a total of shape {total.shape} and a weight of shape "
+                f"{weight.shape}; sum both over the rows, to the same shape"
+            )
+        return Mean(total, weight)
 
-    loss = total if weight is None else Mean(total, weight)
-    return one(loss), jax.tree.map(one, aux, is_leaf=_is_mean)
+    return one(Mean(total, weight)), jax.tree.map(one, aux, is_leaf=_is_mean)
 
 
 def global_means(means, axes):
     """The values of every device's means together.
 
-    One all-reduce of one vector: of a tuple it takes much longer on a CPU.
+    Scalars in one vector: an all-reduce of a tuple takes much longer on a CPU.
 
     Arguments:
       means: pytree of float32 `Mean`s, local to a device, or sums of such.
       axes: the mesh axes, manual ones, that the batch is split over.
     """
-    flat, unravel = ravel_pytree(means)
-    return jax.tree.map(lambda m: m.value(), unravel(lax.psum(flat, axes)), is_leaf=_is_mean)
+    leaves, tree = jax.tree.flatten(means)
+    numbers = iter(lax.psum(jnp.stack([x for x in leaves if not x.shape]), axes))
+    summed = [lax.psum(x, axes) if x.shape else next(numbers) for x in leaves]
+    return jax.tree.map(lambda m: m.value(), jax.tree.unflatten(tree, summed), is_leaf=_is_mean)
 
 
 def _is_mean(x) -> bool:

@@ -310,8 +310,10 @@ class Checkpointer:
         if writer is None or self._closed:
             self._closed = True
             if writer is not None:  # the call before may have been interrupted
-                writer.close()
-                writer.wait()
+                try:
+                    writer.wait()
+                finally:
+                    writer.close()
             return
         try:
             try:

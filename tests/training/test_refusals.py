@@ -164,6 +164,25 @@ def test_a_loader_of_something_else():
         next(jzero.Zero(stage=1).batches(BATCH))
 
 
+@pytest.mark.parametrize(
+    "loss, message",
+    [
+        (jzero.Mean(jnp.float32(1), jnp.ones(3)), r"a Mean whose weight has shape \(3,\)"),
+        (
+            (jnp.float32(1), {"accuracy": jzero.Mean(1.0, jnp.ones(3))}),
+            r"a Mean of a total of shape \(\) and a weight of shape \(3,\); sum both",
+        ),
+    ],
+)
+def test_sums_that_are_not_finished(loss, message):
+    with pytest.raises(JzeroError, match=message):
+        run(lambda params, batch, rng: loss)
+    zero = jzero.Zero(stage=1)
+    state = zero.init(weights, optax.sgd(0.1))
+    with pytest.raises(JzeroError, match=message):
+        zero.eval_step(lambda params, batch, rng: loss)(state, BATCH)
+
+
 def test_a_state_is_no_weights():
     zero = jzero.Zero(stage=1)
     state = zero.init(weights, optax.sgd(0.1))
