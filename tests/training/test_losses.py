@@ -96,6 +96,7 @@ def test_a_scalar_counts_every_device_and_micro_batch_alike(stage, accumulation)
         losses = row_losses(params, batch)
         aux = {
             "largest": losses.max(),
+            "columns": batch["x"].mean(0),
             "share": Mean((losses * batch["x"][:, 0] ** 2).sum(), (batch["x"][:, 0] ** 2).sum()),
         }
         return losses.mean(), aux
@@ -107,6 +108,7 @@ def test_a_scalar_counts_every_device_and_micro_batch_alike(stage, accumulation)
     losses = np.square(batch["x"] @ WEIGHTS["w"] - batch["y"]).sum(-1)
     groups = losses.reshape(8 * accumulation, -1)
     np.testing.assert_allclose(metrics["largest"], groups.max(1).mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["columns"], batch["x"].mean(0), atol=1e-6)
     share = np.average(losses, weights=batch["x"][:, 0] ** 2)
     np.testing.assert_allclose(metrics["share"], share, rtol=1e-5)
 
