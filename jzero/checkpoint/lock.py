@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import socket
+import threading
 import weakref
 from pathlib import Path
 
@@ -29,7 +30,8 @@ class Lock:
     def __init__(self, root: Path):
         self._path = root / NAME
         self._descriptor = descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        self.release = weakref.finalize(self, os.close, descriptor)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._closing = threading.RLock()
         _held.add(self)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,6 +47,11 @@ class Lock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
+    def release(self) -> None:
+        """Lets another run write there; free when it returns, whichever thread was the first."""
+        with self._closing:
+            self._close()
+
     def is_in_place(self) -> bool:
         """Whether the file that is locked is still the one that others would lock."""
         try:
@@ -56,7 +63,7 @@ class Lock:
 def _leave_to_parent() -> None:
     """In a forked process, which shares the locks and would hold them for as long as it runs."""
     for lock in list(_held):
-        if lock.release.detach():
+        if lock._close.detach():
             os.close(lock._descriptor)
 
 
