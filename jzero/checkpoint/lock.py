@@ -63,6 +63,7 @@ class Lock:
 def _leave_to_parent() -> None:
     """In a forked process, which shares the locks and would hold them for as long as it runs."""
     for lock in list(_held):
+        lock._closing = threading.RLock()  # another thread may hold the parent's
         if lock._close.detach():
             os.close(lock._descriptor)
 
