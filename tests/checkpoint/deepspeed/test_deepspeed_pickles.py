@@ -50,7 +50,7 @@ EVIL = [
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("function, args, named", EVIL, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize("function, args, named", EVIL, ids=[named for *_, named in EVIL])
 def test_a_name_that_is_not_on_the_list_is_refused_and_nothing_runs(
     tmp_path, function, args, named, protocol
 ):
