@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jzero.layout import Layout, bytes_per_device, struct
-from jzero.partition import STAGES, Leaf
+from jzero.partition import STAGES
 from jzero.paths import flatten
 from jzero.setup import Setup
 from jzero.state import State
@@ -232,7 +232,7 @@ def _parameters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> 
         if leaf.dim is not None and not leaf.shard_parameter and layout.stage < 3:
             reason = "whole: parameters are sharded from stage 3 on"
         else:
-            reason = leaf.reason.split("; the parameter stays ")[-1]
+            reason = leaf.persistent or leaf.reason
         if leaf.shard_parameter:
             reason += _note(path, made_whole)
         yield _row(layout, "params", path, leaf.array.shape, x, reason)
@@ -241,7 +241,7 @@ def _parameters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> 
 def _masters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> Iterator[Row]:
     for path, x in state.master.items():
         leaf = layout.leaves[path]
-        reason = _about_dim(leaf) + _note(path, made_whole)
+        reason = leaf.reason + _note(path, made_whole)
         yield _row(layout, "master", path, leaf.array.shape, x, reason)
 
 
@@ -252,11 +252,11 @@ def _gradients(layout: Layout, accumulation: int) -> Iterator[Row]:
         sharded = leaf.shard_gradient
         shape = leaf.stored_shape if sharded else leaf.array.shape
         spec = leaf.spec(layout.mesh.shard_axes, sharded)
-        reason = _about_dim(leaf)
+        reason = leaf.reason
         if leaf.shard_state and not sharded:
-            persistent = leaf.reason.partition("; ")[2]
             reason = "whole in backward, then reduce-scattered once per step"
-            reason += f"; {persistent}" if persistent else ""
+            if leaf.persistent:
+                reason += f"; the parameter stays {leaf.persistent}"
         x = struct(shape, dtype, layout.mesh.sharding(spec))
         yield _row(layout, "gradients", path, leaf.array.shape, x, reason)
 
@@ -309,11 +309,6 @@ def _row(layout: Layout, kind: str, path: str, shape: tuple[int, ...], x: Any, r
         and (mesh.group_size == 1 or not shards[kind] or not shape or 0 in shape or is_key),
         reason=reason,
     )
-
-
-def _about_dim(leaf: Leaf) -> str:
-    """Why its dimension was chosen, without what is said of the parameter alone."""
-    return leaf.reason.split("; ")[0]
 
 
 def _note(path: str, made_whole: Mapping[str, str]) -> str:

@@ -78,15 +78,14 @@ def _follow(array: Array, leaf: Leaf, extra: int) -> Leaf:
     other = ((),) * extra + leaf.array.other_axes if leaf.array.other_axes else ()
     layers = tuple(d + extra for d in leaf.array.layer_axes)
     array = replace(array, layer_axes=layers, other_axes=other)
-    why = leaf.reason.split("; ")[0]  # what follows is about the parameter itself
     like = (
         f"parameter {leaf.path}" if not extra else f"{array.shape[:extra]} of parameter {leaf.path}"
     )
     if leaf.dim is None:
-        return _whole(array, f"{why}, like {like}")
+        return _whole(array, f"{leaf.reason}, like {like}")
     if not leaf.shard_state:
         return _whole(array, f"whole: no state of parameter {leaf.path} is sharded")
-    reason = f"like {like}, whose {why}"
+    reason = f"like {like}, whose {leaf.reason}"
     return Leaf(array, leaf.dim + extra, leaf.padded, True, False, False, reason)
 
 

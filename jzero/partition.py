@@ -75,7 +75,8 @@ class Leaf:
       shard_gradient: the gradient is reduce-scattered in backward (stage 2 and up); otherwise, and
         if there is a shard_state, once a step.
       shard_parameter: the parameter itself is sharded between steps (stage 3).
-      reason: why, in words.
+      reason: why it has this dim, or none, in words.
+      persistent: why the parameter stays whole though its state shards, in words; otherwise empty.
     """
 
     array: Array
@@ -85,6 +86,7 @@ class Leaf:
     shard_gradient: bool
     shard_parameter: bool
     reason: str
+    persistent: str = ""
 
     @property
     def path(self) -> str:
@@ -206,8 +208,8 @@ def place(
                     leaf,
                     shard_gradient=False,
                     shard_parameter=False,
-                    reason=f"{leaf.reason}; the parameter stays whole: {array.layer_size} elements "
-                    f"are at most the persistence threshold {persistence_threshold}",
+                    persistent=f"whole: {array.layer_size} elements are at most the persistence "
+                    f"threshold {persistence_threshold}",
                 )
         leaves[path] = leaf
     return leaves

@@ -125,8 +125,14 @@ def test_whole_leaves_are_listed_with_reasons():
     whole = {(row.kind, row.path): row for row in found.whole()}
     assert not whole.keys() & {("params", "embed"), ("master", "embed"), ("gradients", "embed")}
     head = whole["params", "head"]
-    assert not head.by_design and "persistence threshold 200" in head.reason
-    assert ("master", "head") not in whole  # its master still shards
+    kept = "whole: 143 elements are at most the persistence threshold 200"
+    assert not head.by_design and head.reason == kept
+    once = "whole in backward, then reduce-scattered once per step; the parameter stays "
+    assert whole["gradients", "head"].reason == once + kept
+    master = next(row for row in found.rows if (row.kind, row.path) == ("master", "head"))
+    assert master.sharded and master.reason == (
+        "dim 0 of 13 stored as 16: no dimension divides by 8"
+    )
     assert whole["params", "scale"].by_design and "scalar" in whole["params", "scale"].reason
     assert all("whole" in row.reason for row in whole.values())
     odd = [row.by_design for row in found.whole()]
