@@ -1,6 +1,5 @@
 """What a loss function takes, and may return: a scalar, or a total and its weight."""
 
-import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -45,48 +44,32 @@ def mean_value(total, weight) -> jax.Array:
     return jnp.where(weight == 0, 0.0, jnp.asarray(total, jnp.float32) / safe)
 
 
-def check_takes(fn: Any, name: str) -> None:
-    """Whether a loss function, or one for evaluation, can be called as a step calls it.
-
-    Raises:
-      JzeroError: it is not callable, or takes other arguments.
-    """
-    if not callable(fn):
-        raise JzeroError(f"{name} is {fn!r:.60}; give a function {name}(model, batch, rng)")
-    try:
-        signature = inspect.signature(fn)
-    except ValueError:  # a builtin's is not known
-        return
-    try:
-        signature.bind(None, None, None)
-    except TypeError as error:
-        raise JzeroError(
-            f"{name} is called as {name}(model, batch, rng), and takes {signature}: {error}"
-        ) from None
-
-
 def loss_parts(out) -> tuple[jax.Array, jax.Array | None, Any]:
     """(total, weight, aux) of what a loss function returns; a plain scalar has no weight."""
     loss, aux = out, {}
     if isinstance(out, tuple) and not isinstance(out, Mean):
         if len(out) != 2:
-            raise JzeroError(f"loss_fn returned {len(out)} values; return a loss, or (loss, aux)")
+            raise JzeroError(
+                f"the loss function returned {len(out)} values; return a loss, or (loss, aux)"
+            )
         loss, aux = out
         if not isinstance(aux, dict):
             raise JzeroError(
-                f"loss_fn returned a {type(aux).__name__} beside the loss; return a dict of "
-                f"metrics there, or jzero.Mean(total, weight) for a weighted mean"
+                f"the loss function returned a {type(aux).__name__} beside the loss; return a dict "
+                f"of metrics there, or jzero.Mean(total, weight) for a weighted mean"
             )
     total, weight = loss if isinstance(loss, Mean) else (loss, None)
     total = scalar(total)
     if not jnp.issubdtype(total.dtype, jnp.floating):
-        raise JzeroError(f"loss_fn returned a loss of dtype {total.dtype}; return a real one")
+        raise JzeroError(
+            f"the loss function returned a loss of dtype {total.dtype}; return a real one"
+        )
     if weight is not None:
         weight = lax.stop_gradient(jnp.asarray(weight, jnp.float32))
         if weight.shape:
             raise JzeroError(
-                f"loss_fn returned a Mean whose weight has shape {weight.shape}; return a scalar: "
-                f"the sum of what its rows weigh"
+                f"the loss function returned a Mean whose weight has shape {weight.shape}; return "
+                f"a scalar: the sum of what its rows weigh"
             )
     return total.astype(jnp.float32), weight, aux
 
@@ -137,13 +120,13 @@ def scalar(x) -> jax.Array:
     """
     if not isinstance(x, jax.Array | np.ndarray | np.generic):
         raise JzeroError(
-            f"loss_fn returned the {type(x).__name__} {x!r:.60} as a loss or in a Mean; return a "
-            f"scalar array that is computed from the model, or jzero.Mean(total, weight)"
+            f"the loss function returned the {type(x).__name__} {x!r:.60} as a loss or in a Mean; "
+            f"return a scalar array that is computed from the model, or jzero.Mean(total, weight)"
         )
     x = jnp.asarray(x)
     if x.shape:
         raise JzeroError(
-            f"loss_fn returned an array of shape {x.shape} as a loss or in a Mean; return a scalar "
-            f"(its mean over the rows), or jzero.Mean(total, weight) of scalars"
+            f"the loss function returned an array of shape {x.shape} as a loss or in a Mean; "
+            f"return a scalar (its mean over the rows), or jzero.Mean(total, weight) of scalars"
         )
     return x

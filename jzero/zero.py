@@ -16,11 +16,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jzero import config as configs
 from jzero.batches import batches, place_batch
 from jzero.birth import born, placed
+from jzero.calls import check_call
 from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.errors import JzeroError
 from jzero.explain import Explanation, explain
 from jzero.layout import is_leaf
-from jzero.losses import check_takes
 from jzero.mesh import make_zero_mesh
 from jzero.models import describe
 from jzero.monitor import Monitor
@@ -206,7 +206,7 @@ class Zero:
           process's rows. metrics: `loss`, `grad_norm` (before clipping), `grad_norm_clipped`,
           `loss_scale`, `skipped`, `lr` where known, and aux; global scalars.
         """
-        check_takes(loss_fn, "loss_fn")
+        check_call(loss_fn, "loss_fn", "model", "batch", "rng")
         return TrainStep(self, loss_fn, monitor)
 
     def eval_step(self, fn: Callable[..., Any]) -> EvalStep:
@@ -220,7 +220,7 @@ class Zero:
           evaluate(state, batch) -> {"loss": ..., and aux}, means over the global batch. The state
           is neither changed nor donated.
         """
-        check_takes(fn, "fn")
+        check_call(fn, "fn", "model", "batch", "rng")
         return EvalStep(self, fn)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:

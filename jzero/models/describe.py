@@ -9,11 +9,18 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from jax import lax
 
+from jzero.calls import check_call, signature_of
 from jzero.errors import JzeroError
 from jzero.models import linen, plain
 from jzero.models import nnx as nnx_models
 from jzero.models.model import Model
 from jzero.state import State
+
+_GIVE_THE_REST = "give the others, as in lambda rngs: Model(width, rngs=rngs)"
+_GIVE_RNGS = (
+    "give a constructor with a parameter rngs (NNX), as in lambda rngs: Model(width, rngs=rngs), "
+    "or a function of a key that returns a pytree"
+)
 
 
 def describe(model: Any, seed: int, sample: Any = None) -> Model:
@@ -39,8 +46,16 @@ def describe(model: Any, seed: int, sample: Any = None) -> Model:
         return linen.from_train_state(model)
     if callable(model):
         make: Any = model
-        if plain.has_parameter(make, "rngs"):
+        signature = signature_of(make)
+        if signature and "rngs" in signature.parameters:
+            check_call(make, "init", keywords=("rngs",), advice=_GIVE_THE_REST)
             return nnx_models.from_constructor(make, seed)
+        if isinstance(make, type) and issubclass(make, nnx.Module | nn.Module):
+            raise JzeroError(
+                f"init is the class {make.__name__}; construct it: a Linen module is given as an "
+                f"instance with sample=, an nnx.Module as lambda rngs: {make.__name__}(...)"
+            )
+        check_call(make, "init", "key", advice=_GIVE_RNGS)
         return plain.from_function(make)
     leaves = jax.tree.leaves(model)
     if not leaves or not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):

@@ -112,7 +112,7 @@ def test_an_integer_variable_of_a_device_s_own_rows():
 
 @pytest.mark.parametrize("value", [None, 1.0, "loss", {"loss": 1.0}])
 def test_a_loss_that_is_no_array(value):
-    with pytest.raises(JzeroError, match=f"loss_fn returned the {type(value).__name__}"):
+    with pytest.raises(JzeroError, match=f"the loss function returned the {type(value).__name__}"):
         run(lambda params, batch, rng: value)
 
 

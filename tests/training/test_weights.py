@@ -1,5 +1,7 @@
 """Weights going in and out: from arrays that exist, and as the user sees them again."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -82,10 +84,30 @@ def test_what_is_not_a_model_is_refused():
         zero.init(LinenNet(Net("linen")), optax.sgd(1.0))
     with pytest.raises(JzeroError, match="should return an nnx.Module; it returned "):
         zero.init(lambda rngs: 3, optax.sgd(1.0))
+    rngs = r"parameter rngs \(NNX\), as in lambda rngs: Model\(width, rngs=rngs\), or a function"
+    with pytest.raises(
+        JzeroError, match=rf"init is called as init\(key\), and takes \(\): .*{rngs}"
+    ):
+        zero.init(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.sgd(1.0))
+    with pytest.raises(
+        JzeroError, match=r"as init\(rngs=\), and takes .{,80}\.\.\.\): .* 'in_features'"
+    ):
+        zero.init(nnx.Linear, optax.sgd(1.0))
+    with pytest.raises(JzeroError, match="init is the class Dense; construct it"):
+        zero.init(nn.Dense, optax.sgd(1.0))
+    with pytest.raises(JzeroError, match="init returned a Dense at layers/0; return a pytree"):
+        zero.init(lambda key: {"layers": [nn.Dense(2)]}, optax.sgd(1.0))
     with pytest.raises(JzeroError, match="init"):
         jzero.Zero(stage=3).explain()
     with pytest.raises(JzeroError, match="layer_axes names 'v'"):
         zero.init({"w": np.ones(4, np.float32)}, optax.sgd(1.0), layer_axes={"v": 0})
+
+
+def test_a_partial_of_a_constructor_is_a_constructor():
+    zero = jzero.Zero(stage=3)
+    params = zero.params(zero.init(functools.partial(nnx.Linear, 4, 8), optax.sgd(1.0), seed=3))
+    want = nnx.Linear(4, 8, rngs=nnx.Rngs(jax.random.key(3)))
+    assert_close(params, nnx.to_pure_dict(nnx.state(want, nnx.Param)), 1e-7)
 
 
 # Out again.
