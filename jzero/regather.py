@@ -7,8 +7,8 @@ keeps every result but gathered weights: in a scan layer by layer, unrolled laye
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import operator
+from typing import Any
 
 import jax
 from jax.extend import core
@@ -16,6 +16,8 @@ from jax.extend import core
 from jzero.jaxpr_flow import REMAT
 from jzero.reads import CHEAP, gathers
 
+# Differentiated by rules that do not see the jaxpr, or of axes of its own.
+_OWN_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "shard_map"})
 _REDONE = CHEAP | {"optimization_barrier"}  # of a weight they would keep a whole copy
 
 
@@ -30,28 +32,48 @@ def mostly_uncovered(closed: core.ClosedJaxpr) -> bool:
     return 2 * uncovered > total
 
 
-@contextmanager
-def scan_bodies_covered() -> Iterator[None]:
-    """While a model is traced, the bodies of its scans are checkpointed where they gather.
+def scan_bodies_covered(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The same loss, where the bodies of scans that gather are checkpointed.
 
-    Around the whole scan a checkpoint would gather twice and keep the stack all the same. Models
-    call `jax.lax.scan` themselves, or Flax does for them; there is no hook in between.
+    Around the whole scan a checkpoint would gather twice and keep the stack all the same.
     """
-    scan = jax.lax.scan
+    return core.ClosedJaxpr(_covered(closed.jaxpr), closed.consts)
 
-    def covering(f, init, xs=None, length=None, *args, **kwargs):
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
-        uncovered, _ = _gathered(jax.make_jaxpr(f)(init, one).jaxpr)
-        body = f
-        if uncovered:
-            body = jax.checkpoint(f, policy=keep_all_but_gathered, prevent_cse=False)
-        return scan(body, init, xs, length, *args, **kwargs)
 
-    jax.lax.scan = covering
-    try:
-        yield
-    finally:
-        jax.lax.scan = scan
+def _covered(jaxpr: core.Jaxpr) -> core.Jaxpr:
+    eqns = [_cover(eqn) for eqn in jaxpr.eqns]
+    # JAX caches by a jaxpr's identity.
+    changed = any(new is not old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+    return jaxpr.replace(eqns=eqns) if changed else jaxpr
+
+
+def _cover(eqn: Any) -> Any:
+    name = eqn.primitive.name
+    if name in _OWN_RULES:
+        return eqn
+    params = {key: _inside(value) for key, value in eqn.params.items()}
+    if name == "scan":
+        body = params["jaxpr"]
+        if _gathered(body.jaxpr)[0]:
+            run = jax.checkpoint(
+                core.jaxpr_as_fun(body), policy=keep_all_but_gathered, prevent_cse=False
+            )
+            params["jaxpr"] = jax.make_jaxpr(run)(*body.in_avals)
+    changed = any(params[key] is not eqn.params[key] for key in params)
+    return eqn.replace(params=params) if changed else eqn
+
+
+def _inside(value: Any) -> Any:
+    """A parameter of an equation: a jaxpr, closed or not, a tuple of them, or anything else."""
+    if isinstance(value, core.Jaxpr):
+        return _covered(value)
+    if isinstance(value, core.ClosedJaxpr):
+        inner = _covered(value.jaxpr)
+        return value if inner is value.jaxpr else core.ClosedJaxpr(inner, value.consts)
+    if isinstance(value, tuple) and any(isinstance(x, core.ClosedJaxpr) for x in value):
+        inside = tuple(map(_inside, value))
+        return value if all(map(operator.is_, inside, value)) else inside
+    return value
 
 
 def _gathered(jaxpr: core.Jaxpr) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """A local loss, traced and rewritten so that whole weights and gradients do not pile up."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -22,9 +21,10 @@ def rewritten(loss: Callable[..., Any], prefetch: Prefetch, regather: bool) -> C
     """
 
     def wrapped(*args):
-        with scan_bodies_covered() if regather else nullcontext():
-            jaxpr, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+        jaxpr, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
         jaxpr = read_once(jaxpr)
+        if regather:
+            jaxpr = scan_bodies_covered(jaxpr)
         run = core.jaxpr_as_fun(in_turn(jaxpr, prefetch))
         if regather and mostly_uncovered(jaxpr):
             run = jax.checkpoint(run, policy=keep_all_but_gathered)

@@ -26,6 +26,7 @@ class TrainStep:
         self._monitor = monitor
         self._jitted: Any = None
         self._setup: Any = None  # that the jitted step was made for
+        self._paths: list[str] = []  # its trained parameters
         self._rows: set[int] = set()
         self._watch: Watch | None = None
 
@@ -49,12 +50,11 @@ class TrainStep:
         if self._watch is None:
             setup = self._holder.setup
             self._watch = Watch(
-                list(setup.layout.differentiated),
                 setup.scaling.minimum,
                 setup.config.steps_per_print,
                 self._monitor or Monitor(setup.config),
             )
-        self._watch.add(health, max(self._rows), metrics)
+        self._watch.add(health, self._paths, max(self._rows), metrics)
         self._watch.look()
         return state, metrics
 
@@ -117,7 +117,7 @@ class TrainStep:
             compiler_options=xla_options.compiler_options(setup.mesh.platform, setup.prefetched)
             or None,
         )
-        self._setup = setup
+        self._setup, self._paths = setup, list(setup.layout.differentiated)
         return state, self._jitted
 
     def _check_rows(self, rows: set[int]) -> None:

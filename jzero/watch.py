@@ -21,30 +21,29 @@ class Watch:
     """Reports finished steps, and one that overflowed beyond what a loss scale can answer.
 
     Arguments:
-      paths: the trained parameters, in the order of `Health.leaf`.
       minimum: the smallest loss scale.
       every: steps between two lines of progress (`steps_per_print`); None for none.
       monitor: what writes the metrics.
     """
 
-    def __init__(self, paths: list[str], minimum: float, every: int | None, monitor: Monitor):
-        self._paths = paths
+    def __init__(self, minimum: float, every: int | None, monitor: Monitor):
         self._minimum = minimum
         self._every = every
         self._monitor = monitor
         self._skipped = 0  # in a row
-        self._pending: deque[tuple[Any, int, dict[str, Any]]] = deque()
+        self._pending: deque[tuple[Any, list[str], int, dict[str, Any]]] = deque()
         self._failure: Exception | None = None
 
-    def add(self, health: Any, rows: int, metrics: dict[str, Any]) -> None:
+    def add(self, health: Any, paths: list[str], rows: int, metrics: dict[str, Any]) -> None:
         """Takes a dispatched step's results.
 
         Arguments:
           health: a `Health` as one int32 array.
+          paths: the trained parameters, in the order of `Health.leaf`.
           rows: of the global batch.
           metrics: the step's metrics.
         """
-        self._pending.append((health, rows, metrics))
+        self._pending.append((health, paths, rows, metrics))
 
     def check(self) -> None:
         """Raises what was found, once.
@@ -67,17 +66,17 @@ class Watch:
           jax.errors.JaxRuntimeError: a step that failed on the devices: its state is lost anyway.
         """
         while self._pending and (wait or self._pending[0][0].is_ready()):
-            array, rows, metrics = self._pending.popleft()
+            array, paths, rows, metrics = self._pending.popleft()
             health = Health(*np.asarray(array).tolist())
             if health.dead and not isinstance(self._failure, ScaleError):
-                self._failure = ScaleError(self._message(health))
+                self._failure = ScaleError(self._message(health, paths))
             self._skipped = self._skipped + 1 if health.skipped else 0
             if self._skipped & (self._skipped - 1) == 0 and self._skipped:
                 log.warning(
                     "step %d skipped, %d in a row: %s",
                     health.step,
                     self._skipped,
-                    self._where(health),
+                    _where(health, paths),
                 )
             if self._every and health.step % self._every == 0:
                 shown = ("loss", "lr", "grad_norm", "loss_scale")
@@ -88,15 +87,16 @@ class Watch:
             except Exception as error:
                 self._failure = self._failure or error
 
-    def _where(self, health: Health) -> str:
-        if health.leaf < 0:
-            return "all gradients are finite but the loss is not"
-        return f"the first gradient that is not finite is that of {self._paths[health.leaf]}"
-
-    def _message(self, health: Health) -> str:
+    def _message(self, health: Health, paths: list[str]) -> str:
         return (
             f"step {health.step}: overflow at the minimum loss scale {self._minimum:g}; "
-            f"{self._where(health)}. "
+            f"{_where(health, paths)}. "
             f'Try bf16 ("bf16": {{"enabled": true}}), a smaller learning rate, or clipping; look '
             f"for a division by zero or a log of zero in the loss"
         )
+
+
+def _where(health: Health, paths: list[str]) -> str:
+    if health.leaf < 0:
+        return "all gradients are finite but the loss is not"
+    return f"the first gradient that is not finite is that of {paths[health.leaf]}"

@@ -108,6 +108,21 @@ def test_skipped_steps_are_said_with_the_leaf(caplog):
     ]
 
 
+def test_a_skipped_step_of_another_model_names_a_leaf_of_that_one(caplog):
+    def loss(params, batch, rng):
+        bad = list(params)[-1]
+        return sum(jnp.sum(jzero.gather(w)) * (jnp.nan if k == bad else 1) for k, w in params.items())
+
+    zero = jzero.Zero(stage=2)
+    step = zero.train_step(loss)
+    with caplog.at_level(logging.WARNING, "jzero"):
+        for names in ("a", "bc"):
+            params = {name: jnp.ones((8, 2)) for name in names}
+            state, _ = step(zero.init(params, optax.sgd(0.1)), BATCH)
+        step.finish()
+    assert [r.getMessage().split(" of ")[-1] for r in caplog.records] == ["a", "c"]
+
+
 def test_the_optimizer_state_has_true_shapes():
     zero = jzero.Zero(stage=1)
     state = zero.init(lambda key: {"w": jnp.ones((3, 5))}, optax.adam(0.1))
