@@ -235,14 +235,14 @@ def _parameters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> 
             reason = leaf.persistent or leaf.reason
         if leaf.shard_parameter:
             reason += _note(path, made_whole)
-        yield _row(layout, "params", path, leaf.array.shape, x, reason)
+        yield _row(layout, "params", path, leaf.array.shape, x, leaf.shard_parameter, reason)
 
 
 def _masters(layout: Layout, state: State, made_whole: Mapping[str, str]) -> Iterator[Row]:
     for path, x in state.master.items():
         leaf = layout.leaves[path]
         reason = leaf.reason + _note(path, made_whole)
-        yield _row(layout, "master", path, leaf.array.shape, x, reason)
+        yield _row(layout, "master", path, leaf.array.shape, x, leaf.shard_state, reason)
 
 
 def _gradients(layout: Layout, accumulation: int) -> Iterator[Row]:
@@ -258,31 +258,41 @@ def _gradients(layout: Layout, accumulation: int) -> Iterator[Row]:
             if leaf.persistent:
                 reason += f"; the parameter stays {leaf.persistent}"
         x = struct(shape, dtype, layout.mesh.sharding(spec))
-        yield _row(layout, "gradients", path, leaf.array.shape, x, reason)
+        yield _row(layout, "gradients", path, leaf.array.shape, x, sharded, reason)
 
 
 def _optimizer(layout: Layout, state: State) -> Iterator[Row]:
     leaves, arrays = flatten(layout.opt_leaves), flatten(state.opt_state)
     for path, x in arrays.items():
         leaf = leaves[path]
-        yield _row(layout, "optimizer", path, leaf.array.shape, x, leaf.reason)
+        yield _row(layout, "optimizer", path, leaf.array.shape, x, leaf.shard_state, leaf.reason)
 
 
 def _others(layout: Layout, state: State) -> Iterator[Row]:
-    named = {"step": state.step, "skipped": state.skipped, "rng": state.rng, "scale": state.scale}
-    for path, x in flatten({**named, "variables": state.variables}).items():
+    numbers = {"step": state.step, "skipped": state.skipped, "rng": state.rng, "scale": state.scale}
+    for path, x in flatten(numbers).items():
         reason = "whole: one number for the whole run"
-        if path.startswith("variables"):
-            reason = "whole: variables that are not parameters are the same on every device"
-        yield _row(layout, "other", path, tuple(x.shape), x, reason)
+        yield _row(layout, "other", path, tuple(x.shape), x, False, reason)
+    for path, x in flatten({"variables": state.variables}).items():
+        reason = "whole: variables that are not parameters are the same on every device"
+        yield _row(layout, "other", path, tuple(x.shape), x, False, reason)
 
 
-def _row(layout: Layout, kind: str, path: str, shape: tuple[int, ...], x: Any, reason: str) -> Row:
+def _row(
+    layout: Layout,
+    kind: str,
+    path: str,
+    shape: tuple[int, ...],
+    x: Any,
+    planned: bool,
+    reason: str,
+) -> Row:
+    """A row; `planned`: the layout shards this array."""
     spec, mesh = x.sharding.spec, layout.mesh
     axes = {a for entry in spec if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
     sharded = mesh.group_size > 1 and not axes.isdisjoint(mesh.shard_axes)
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    if not sharded and "whole" not in reason:
+    if planned and not sharded:
         reason = f"whole, against its plan: {reason}"
     whole = jax.ShapeDtypeStruct(x.shape, x.dtype)
     stage = STAGES[layout.stage]

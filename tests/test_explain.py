@@ -134,7 +134,7 @@ def test_whole_leaves_are_listed_with_reasons():
         "dim 0 of 13 stored as 16: no dimension divides by 8"
     )
     assert whole["params", "scale"].by_design and "scalar" in whole["params", "scale"].reason
-    assert all("whole" in row.reason for row in whole.values())
+    assert not any("against its plan" in row.reason for row in whole.values())
     odd = [row.by_design for row in found.whole()]
     assert odd == sorted(odd)  # those not by design first
 
@@ -164,6 +164,8 @@ def test_an_array_that_is_whole_against_its_plan_is_shown():
     assert "WHOLE on every device though stage 3 shards their kind" in str(found)
     words = " ".join(str(found).split())
     assert "The first is whole, against its plan: dim 1 of 16 divides by 8." in words
+    noted = explain(zero.setup.layout, state, {"embed": "qr"}).whole()[0].reason
+    assert noted.startswith("whole, against its plan: dim 1 of 16") and noted.endswith("uses qr")
 
 
 def test_the_table_in_text():

@@ -111,7 +111,9 @@ def test_skipped_steps_are_said_with_the_leaf(caplog):
 def test_a_skipped_step_of_another_model_names_a_leaf_of_that_one(caplog):
     def loss(params, batch, rng):
         bad = list(params)[-1]
-        return sum(jnp.sum(jzero.gather(w)) * (jnp.nan if k == bad else 1) for k, w in params.items())
+        return sum(
+            jnp.sum(jzero.gather(w)) * (jnp.nan if k == bad else 1) for k, w in params.items()
+        )
 
     zero = jzero.Zero(stage=2)
     step = zero.train_step(loss)
