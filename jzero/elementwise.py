@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jzero.jaxpr_flow import called, split_scan
+
 # Primitives that compute each element of their output from the elements at the same place.
 _ELEMENTWISE = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
@@ -29,16 +31,6 @@ _KEEPS_ZERO = frozenset(
     tanh""".split()
 )
 _SHAPE_ONLY = frozenset("broadcast_in_dim expand_dims reshape rev slice squeeze transpose".split())
-_CALLS = {
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "remat2": "jaxpr",
-}
 
 
 @dataclass(frozen=True)
@@ -84,13 +76,11 @@ class Walk:
 
     def step(self, eqn: Any, kinds: list[Kind]) -> list[Kind]:
         name = eqn.primitive.name
-        if name in _CALLS and _CALLS[name] in eqn.params:
-            inner = eqn.params[_CALLS[name]]
-            return (
-                self.run(inner, [], kinds)
-                if not hasattr(inner, "consts")
-                else self.closed(inner, kinds)
-            )
+        inner = called(eqn)
+        if isinstance(inner, core.Jaxpr):
+            return self.run(inner, [], kinds)
+        if inner is not None:
+            return self.closed(inner, kinds)
         if name == "cond":
             outs = [self.closed(branch, kinds[1:]) for branch in eqn.params["branches"]]
             return [self.join(*same) for same in zip(*outs, strict=True)]
@@ -142,20 +132,14 @@ class Walk:
         return Kind(next(iter(leaves), None), zero=all(k.zero for k in kinds))
 
     def scan(self, eqn: Any, kinds: list[Kind]) -> list[Kind]:
-        # The parameters that count constants and carries differ between JAX versions; what is
-        # scanned has one dimension less inside.
         body_jaxpr = eqn.params["jaxpr"]
-        inside, outside = body_jaxpr.in_avals, [v.aval for v in eqn.invars]
-        scanned = sum(a.ndim != b.ndim for a, b in zip(inside, outside, strict=True))
-        outs = zip(body_jaxpr.out_avals, eqn.outvars, strict=True)
-        carried = sum(a.ndim == v.aval.ndim for a, v in outs)
-        split = len(kinds) - scanned
-        first = split - carried
+        first, carried = split_scan(eqn)
+        split = first + carried
         consts, carry, xs = kinds[:first], kinds[first:split], kinds[split:]
         self.found |= {k.leaf for k in xs if k.leaf is not None}
         slices = [
             UNIFORM if x.size == 1 else MIXED if k.leaf is not None else k
-            for k, x in zip(xs, inside[split:], strict=True)
+            for k, x in zip(xs, body_jaxpr.in_avals[split:], strict=True)
         ]
         ys: list[Kind] = []
 

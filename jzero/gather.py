@@ -4,6 +4,7 @@ The transpose of a read is the reduction, so ZeRO-3's backward needs no code of 
 section 5.3.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -15,7 +16,8 @@ from jzero.recipe import Recipe
 from jzero.rounding import to_bfloat16
 
 
-def whole_with_tap(recipe: Recipe, value, tap):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def read_with_tap(recipe: Recipe, value, tap):
     """A whole parameter, whose gradient goes to `tap`, zeros that forward never reads.
 
     A cotangent has its primal's dtype: the tap, not the fp32 master, gets the gradient, so that it
@@ -32,7 +34,6 @@ def _backward(recipe: Recipe, _, cotangent):
     return None, reduce(recipe, cotangent)
 
 
-read_with_tap = jax.custom_vjp(whole_with_tap, nondiff_argnums=(0,))
 read_with_tap.defvjp(_forward, _backward)
 
 

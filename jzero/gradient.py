@@ -1,11 +1,13 @@
 """Loss and gradients: the region that is manual over the ZeRO axes.
 
 Its in_specs and out_specs are the stage: parameters enter as they are stored, gradients leave as
-the optimizer takes them. Every collective of a step but the update's last gather is in here.
+the optimizer takes them. Every collective of a step is in here, but the update's: the gather of new
+weights, and what an optimizer itself computes over devices.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jzero.errors import JzeroError
 from jzero.in_turn import Prefetch
 from jzero.layout import Layout
-from jzero.losses import global_means, local_means, loss_parts
+from jzero.losses import divided, global_means, local_means, loss_parts
 from jzero.models.model import Model
 from jzero.partition import STAGES, is_float
 from jzero.paths import flatten, unflatten
@@ -64,9 +66,9 @@ class Region:
     model: Model
     params: Any
     loss_fn: Callable[..., Any]
-    accumulation: int = 1
-    prefetch: Prefetch = Prefetch()
-    regather: bool = False
+    accumulation: int
+    prefetch: Prefetch
+    regather: bool
 
     def gradients(self, values, variables, batch, rng, scale) -> Gradients:
         """Gradients of a global batch.
@@ -162,10 +164,10 @@ class Region:
     # Below, everything runs on one device's piece.
 
     def _bind(self, values, taps, variables, fold):
-        recipes = self._recipes()
-        sharded = {p: Sharded(values[p], taps.get(p), recipes[p]) for p in values}
+        sharded = {p: Sharded(values[p], taps.get(p), self._recipes[p]) for p in values}
         return self.model.bind(unflatten(self.params, sharded), variables, fold)
 
+    @cached_property
     def _recipes(self) -> dict[str, Recipe]:
         accumulate = self.accumulation > 1
         return {p: self.layout.recipe(x, accumulate) for p, x in self.layout.leaves.items()}
@@ -180,12 +182,12 @@ class Region:
             return self._micro_batch(values, taps, variables, rows, key, scale, changed)
 
         if self.accumulation == 1:
-            grads, (sums, _), variables = micro(variables, batch, 0)
+            grads, means, _, variables = micro(variables, batch, 0)
             factor = None
         else:
-            grads, factor, sums, variables = self._accumulate(micro, variables, batch)
+            grads, factor, means, variables = self._accumulate(micro, variables, batch)
         with jax.named_scope("zero_reduce"):
-            loss, aux = global_means(sums, self.layout.mesh.manual_data_axes)
+            loss, aux = global_means(means, self.layout.mesh.manual_data_axes)
             grads = finish(self.layout, grads, factor)
         with jax.named_scope("zero_norm"):
             norms = squares(self.layout, grads)
@@ -198,7 +200,7 @@ class Region:
         return global_means(means, self.layout.mesh.manual_data_axes)
 
     def _micro_batch(self, values, taps, variables, rows, key, scale, changed):
-        """One micro-batch: gradients, ((loss, aux) as local Means, relative weight), variables."""
+        """(gradients, (loss, aux) as local Means, relative weight, variables) of a micro-batch."""
 
         def local_loss(taps):
             bound = self._bind(values, taps, variables, self._fold(key))
@@ -217,9 +219,8 @@ class Region:
         # summed apart from the loss: most often it is the batch's, and need not wait for forward.
         size = self.layout.mesh.data_size
         weight = size if weight is None else lax.psum(weight, self.layout.mesh.manual_data_axes)
-        seed = jnp.where(weight == 0, 0.0, scale / jnp.where(weight == 0, 1.0, weight))
-        (grads,) = pull(seed)
-        return grads, (means, jnp.float32(weight / size)), after
+        (grads,) = pull(divided(scale, weight))
+        return grads, means, jnp.float32(weight / size), after
 
     def _accumulate(self, micro, variables, batch):
         """Runs the micro-batches in a loop.
@@ -237,28 +238,26 @@ class Region:
         def body(carry, xs):
             acc, sums, variables = carry
             index, rows = xs
-            grads, new, variables = micro(variables, rows, index)
+            grads, means, weight, variables = micro(variables, rows, index)
             with jax.named_scope("zero_accumulate"):
                 weighted = {
-                    p: acc[p] + (g.astype(dtype) * new[1].astype(dtype)) for p, g in grads.items()
+                    p: acc[p] + (g.astype(dtype) * weight.astype(dtype)) for p, g in grads.items()
                 }
-            return (weighted, jax.tree.map(jnp.add, sums, new), variables), None
+            return (weighted, jax.tree.map(jnp.add, sums, (means, weight)), variables), None
 
         first = jax.tree.map(lambda x: x[0], split)
-        shapes = jax.eval_shape(micro, variables, first, jnp.int32(0))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), shapes[0])
-        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-        (grads, sums, variables), _ = lax.scan(
-            body, (zeros, sums, variables), (jnp.arange(self.accumulation), split)
+        grads, *numbers, _ = jax.eval_shape(micro, variables, first, jnp.int32(0))
+        acc = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), grads)
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tuple(numbers))
+        (grads, (means, weight), variables), _ = lax.scan(
+            body, (acc, sums, variables), (jnp.arange(self.accumulation), split)
         )
-        sums, weight = sums
-        factor = jnp.where(weight == 0, 0.0, 1 / jnp.where(weight == 0, 1.0, weight))
-        return grads, factor, sums, variables
+        return grads, divided(1, weight), means, variables
 
     def _taps(self) -> dict[str, jax.Array]:
         taps = {}
         size = self.layout.mesh.group_size
-        for path, recipe in self._recipes().items():
+        for path, recipe in self._recipes.items():
             leaf = recipe.leaf
             if path not in self.layout.differentiated:
                 continue

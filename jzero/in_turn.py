@@ -29,8 +29,8 @@ class Prefetch:
       live: never more, that layer included, but that layer itself.
     """
 
-    ahead: int = 50_000_000
-    live: int = 1_000_000_000
+    ahead: int
+    live: int
 
 
 @dataclass(frozen=True)

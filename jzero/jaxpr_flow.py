@@ -12,18 +12,32 @@ NONE: Facts = frozenset()
 REMAT = "remat2"
 """The primitive of jax.checkpoint."""
 
-# Primitives that run one jaxpr on their operands.
 _CALLS = {
-    "checkpoint": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # as closed_call is named from JAX 0.12 on
     "jit": "jaxpr",
-    "pjit": "jaxpr",
     REMAT: "jaxpr",
-    "shard_map": "jaxpr",
 }
+
+
+def called(eqn: Any) -> Any | None:
+    """The jaxpr, closed or not, that a call runs on its operands; None of any other primitive."""
+    key = _CALLS.get(eqn.primitive.name)
+    return None if key is None else eqn.params[key]
+
+
+def split_scan(eqn: Any) -> tuple[int, int]:
+    """(constants, carries) among the inputs of a scan; the rest of them it scans."""
+    # The parameters that count them differ between JAX versions; what is scanned has one dimension
+    # less inside.
+    body = eqn.params["jaxpr"]
+    inside = zip(body.in_avals, eqn.invars, strict=True)
+    scanned = sum(a.ndim != v.aval.ndim for a, v in inside)
+    outs = zip(body.out_avals, eqn.outvars, strict=True)
+    carried = sum(a.ndim == v.aval.ndim for a, v in outs)
+    return len(eqn.invars) - scanned - carried, carried
 
 
 class Flow(ABC):
@@ -64,8 +78,9 @@ class Flow(ABC):
 
     def step(self, eqn: Any, facts: list[Facts]) -> list[Facts]:
         name, params = eqn.primitive.name, eqn.params
-        if name in _CALLS and _CALLS[name] in params:
-            return self.closed(params[_CALLS[name]], facts)
+        inner = params["jaxpr"] if name == "shard_map" else called(eqn)
+        if inner is not None:
+            return self.closed(inner, facts)
         if name == "cond":
             outs = [self.closed(branch, facts[1:]) for branch in params["branches"]]
             return [
@@ -82,16 +97,10 @@ class Flow(ABC):
         return index | either
 
     def _scan(self, eqn: Any, facts: list[Facts]) -> list[Facts]:
-        # The parameters that count constants and carries differ between JAX versions; what is
-        # scanned has one dimension less inside.
         body = eqn.params["jaxpr"]
-        outside = [v.aval.ndim for v in eqn.invars]
-        scanned = sum(a.ndim != b for a, b in zip(body.in_avals, outside, strict=True))
-        outs = zip(body.out_avals, eqn.outvars, strict=True)
-        carried = sum(a.ndim == v.aval.ndim for a, v in outs)
-        split = len(facts) - scanned
-        consts, carry = facts[: split - carried], facts[split - carried : split]
-        slices = [self.sliced(x) for x in facts[split:]]
+        first, carried = split_scan(eqn)
+        consts, carry = facts[:first], facts[first : first + carried]
+        slices = [self.sliced(x) for x in facts[first + carried :]]
         ys: list[Facts] = []
 
         def run(carry: list[Facts]) -> list[Facts]:

@@ -34,10 +34,10 @@ class Mean(NamedTuple):
 
     def value(self) -> jax.Array:
         """total / weight, and 0 where there is no weight."""
-        return mean_value(self.total, self.weight)
+        return divided(self.total, self.weight)
 
 
-def mean_value(total, weight) -> jax.Array:
+def divided(total, weight) -> jax.Array:
     """total / weight in float32, and 0 where there is no weight."""
     weight = jnp.asarray(weight, jnp.float32)
     safe = jnp.where(weight == 0, 1.0, weight)

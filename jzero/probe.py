@@ -6,7 +6,7 @@ parameters to the reads, and nothing but taking layers from a stack is let throu
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -14,22 +14,9 @@ from jzero.errors import JzeroError
 from jzero.jaxpr_flow import NONE
 from jzero.partition import Array, Leaf
 from jzero.paths import flatten, unflatten
-from jzero.raw_reads import Raw, RawReads, Seen
+from jzero.raw_reads import Raw, RawReads, Read
 from jzero.recipe import Recipe
 from jzero.sharded import Sharded, recording
-
-
-class Read(NamedTuple):
-    """How a model reads one parameter.
-
-    Attributes:
-      shape: as read.
-      gone: the axes of the stored shape that were taken away before, in that order; None where a
-        vmap took one away, so that only the shape can tell.
-    """
-
-    shape: tuple[int, ...]
-    gone: tuple[int, ...] | None
 
 
 def reads(use: Callable[..., Any], params: Any, *args: Any) -> dict[str, Read]:
@@ -79,7 +66,7 @@ def _probe(path: str, x: jax.Array) -> Sharded:
     return Sharded(x, None, Recipe(leaf, (), (), str(x.dtype), str(x.dtype)))
 
 
-def _lowest(path: str, seen: list[Seen]) -> Read:
+def _lowest(path: str, seen: list[Read]) -> Read:
     known = [x for x in seen if x.gone is not None]
     longest = max((x.gone or () for x in known), key=len, default=())
     for x in known:
@@ -89,5 +76,4 @@ def _lowest(path: str, seen: list[Seen]) -> Read:
                 f"in another; take them along the same axes everywhere, or read the whole leaf "
                 f"first with jzero.gather"
             )
-    lowest = min(seen, key=lambda x: len(x.shape))
-    return Read(lowest.shape, lowest.gone)
+    return min(seen, key=lambda x: len(x.shape))

@@ -44,8 +44,14 @@ class Raw(NamedTuple):
         return Raw(self.path, back + self.dims, self.gone[:-1])
 
 
-class Seen(NamedTuple):
-    """One read: its shape, and the axes that were gone; None if a vmap hides them."""
+class Read(NamedTuple):
+    """How a model reads one parameter.
+
+    Attributes:
+      shape: as read.
+      gone: the axes of the stored shape that were taken away before, in that order; None where a
+        vmap took one away, so that only the shape can tell.
+    """
 
     shape: tuple[int, ...]
     gone: tuple[int, ...] | None
@@ -66,7 +72,7 @@ class RawReads(Flow):
 
     def __init__(self, shapes: dict[str, tuple[int, ...]]):
         self.shapes = shapes
-        self.seen: dict[str, list[Seen]] = {}
+        self.seen: dict[str, list[Read]] = {}
 
     def step(self, eqn: Any, facts: list[Facts]) -> list[Facts]:
         if not any(facts):
@@ -118,7 +124,7 @@ class RawReads(Flow):
                     f"leaf first with jzero.gather"
                 )
             gone = raw.gone
-        self.seen.setdefault(raw.path, []).append(Seen(shape, gone))
+        self.seen.setdefault(raw.path, []).append(Read(shape, gone))
 
     def _refuse(self, eqn: Any, raws: Facts) -> NoReturn:
         path = min(raw.path for raw in raws)

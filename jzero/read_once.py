@@ -14,7 +14,7 @@ from jzero.jaxpr_flow import REMAT
 from jzero.reads import elements_read, is_trained_read
 from jzero.renaming import renamed, stand_in
 
-_WHOLE = ("jit", "pjit", REMAT)
+_WHOLE = ("jit", REMAT)
 """Calls that are looked into: a loss may be in one as a whole."""
 
 

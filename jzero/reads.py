@@ -5,9 +5,9 @@ from typing import Any
 
 from jax.extend import core
 
-from jzero.gather import whole_with_tap
+from jzero.gather import read_with_tap
 
-_READ = whole_with_tap.__name__  # as JAX names it in a jaxpr
+_READ = read_with_tap.__name__  # pyright: ignore[reportAttributeAccessIssue]
 # Casts and changes of shape: cheap to redo, and of a weight they are still the weight.
 CHEAP = frozenset(
     {

@@ -69,7 +69,7 @@ def _finish(layout: Layout, recipe: Recipe, grad, factor):
 
     if not leaf.shard_state:
         return manually(recipe, lambda g: lax.psum(g, mesh.manual_data_axes), ready(grad))
-    if not leaf.shard_gradient:  # stage 1: once per step, whatever the accumulation
+    if not leaf.shard_gradient:  # of stage 1, or of a persistent leaf: once per step
         grad = _scatter_by_layers(recipe, grad, ready)
     else:
         grad = ready(grad) if mesh.replica_axes else mean(grad)

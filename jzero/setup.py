@@ -136,7 +136,7 @@ class Setup:
 
     @property
     def prefetched(self) -> xla_options.Layers:
-        """The layers that are gathered ahead of their use."""
+        """Scanned or unrolled layers, which the options that hide traffic are chosen by."""
         if not self.config.prefetch_elements:
             return xla_options.Layers()
         scanned = xla_options.layer_bytes(self.layout)

@@ -42,23 +42,23 @@ class Step:
       update: the optimizer.
       scaling: the loss scale's settings.
       clip: the largest global gradient norm; 0 for none.
-      total: sum gradients over the data axes instead of averaging them.
+      sum_gradients: over the data axes, instead of averaging them.
       schedule: learning rate by applied steps, for the metrics; None if unknown.
     """
 
     region: Region
     update: Update
     scaling: Scaling
-    clip: float = 0.0
-    total: bool = False
-    schedule: Callable[[Any], Any] | None = None
+    clip: float
+    sum_gradients: bool
+    schedule: Callable[[Any], Any] | None
 
     @property
     def layout(self) -> Layout:
         return self.region.layout
 
     def __call__(self, state: State, batch) -> tuple[State, dict[str, jax.Array], jax.Array]:
-        """(state, global batch [rows, ...]) -> (state, metrics, `Health`)."""
+        """(state, global batch [rows, ...]) -> (state, metrics, a `Health` as one array)."""
         region, layout = self.region, self.layout
         values = {p: state.stored(p) for p in layout.leaves}
         scale = state.scale.scale
@@ -66,7 +66,7 @@ class Step:
             values, state.variables, batch, jax.random.fold_in(state.rng, state.step), scale
         )
         with jax.named_scope("zero_norm"):
-            factor = (layout.mesh.data_size if self.total else 1) / scale
+            factor = (layout.mesh.data_size if self.sum_gradients else 1) / scale
             norm = jnp.sqrt(out.squares.sum()) * factor
             finite = jnp.isfinite(norm) & jnp.isfinite(out.loss)
             # As DeepSpeed: clipped by 1 / max((norm + 1e-6) / clip, 1). One quotient for all: of

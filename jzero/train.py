@@ -105,7 +105,7 @@ class TrainStep:
             update=setup.update,
             scaling=setup.scaling,
             clip=setup.config.gradient_clipping,
-            total=setup.config.gradient_op == "sum",
+            sum_gradients=setup.config.gradient_op == "sum",
             schedule=setup.schedule,
         )
         state_shardings = jax.tree.map(lambda x: x.sharding, setup.abstract_state())

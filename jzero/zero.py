@@ -19,7 +19,8 @@ from jzero.birth import born, placed
 from jzero.calls import check_call
 from jzero.checkpoint.checkpointer import Checkpointer
 from jzero.errors import JzeroError
-from jzero.explain import Explanation, explain
+from jzero.explain import explain
+from jzero.explanation import Explanation
 from jzero.layout import is_leaf
 from jzero.mesh import make_zero_mesh
 from jzero.models import describe
