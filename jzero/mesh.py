@@ -15,7 +15,7 @@ from jzero.errors import JzeroError
 
 # Inside a step the ZeRO axes go by another name, and the user's name is an axis of size 1.
 # So a model that constrains its activations to P("data") runs unchanged: there, it says nothing.
-_MANUAL = "zero_"
+MANUAL = "zero_"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ZeroMesh:
         return self.group_size * self.replicas
 
     def manual_names(self, axes: Sequence[str]) -> tuple[str, ...]:
-        return tuple(_MANUAL + a for a in axes)
+        return tuple(MANUAL + a for a in axes)
 
     @property
     def manual_shard_axes(self) -> tuple[str, ...]:
@@ -174,9 +174,9 @@ def make_zero_mesh(
     names = tuple(mesh.axis_names)
     sizes = tuple(mesh.shape[a] for a in names)
     data = replicas + shards
-    inner_names = tuple(_MANUAL + a if a in data else a for a in names) + data
+    inner_names = tuple(MANUAL + a if a in data else a for a in names) + data
     if len(set(inner_names)) != len(inner_names):
-        raise JzeroError(f"mesh axes {names}: names that begin with {_MANUAL!r} are jzero's own")
+        raise JzeroError(f"mesh axes {names}: names that begin with {MANUAL!r} are jzero's own")
     storage = _reshaped(mesh, sizes, names)
     manual = _reshaped(mesh, sizes + (1,) * len(data), inner_names)
     return ZeroMesh(storage, manual, shards, replicas)

@@ -6,6 +6,7 @@ from typing import Any
 from jax.extend import core
 
 from jzero.gather import read_with_tap
+from jzero.mesh import MANUAL
 
 _READ = read_with_tap.__name__  # pyright: ignore[reportAttributeAccessIssue]
 # Casts and changes of shape: cheap to redo, and of a weight they are still the weight.
@@ -31,7 +32,7 @@ def gathers(primitive, params) -> bool:
     Also a gather of the user's own over the ZeRO axes.
     """
     if primitive.name == "all_gather":
-        return any(str(a).startswith("zero_") for a in params["axis_name"])
+        return any(str(a).startswith(MANUAL) for a in params["axis_name"])
     if primitive.name in ("custom_vjp_call", "shard_map"):
         return any(
             gathers(eqn.primitive, eqn.params)
