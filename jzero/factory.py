@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jzero.calls import signature_of
 from jzero.errors import JzeroError
 from jzero.workload import Workload
 
@@ -42,6 +43,8 @@ def load(reference: str) -> Workload:
         )
     try:
         workload = factory()
+    except JzeroError as error:
+        raise JzeroError(f"{reference}: {error}") from error
     except (Exception, SystemExit) as error:
         raise JzeroError(f"{reference}: {name}() raised {one_line(error)}") from error
     if not isinstance(workload, Workload):
@@ -110,19 +113,17 @@ def _is_factory(module: ModuleType, name: str, value: Any) -> bool:
     own = getattr(value, "__module__", None) == module.__name__
     if name.startswith("_") or not own or not callable(value) or inspect.isclass(value):
         return False
-    try:
-        returns = inspect.signature(value).return_annotation
-    except (TypeError, ValueError):
+    signature = signature_of(value)
+    if signature is None:
         return False
+    returns = signature.return_annotation
     said = returns is inspect.Signature.empty or "Workload" in str(returns)
     return said and not _required(value)
 
 
 def _required(factory: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return []
+    signature = signature_of(factory)
+    parameters = signature.parameters.values() if signature else ()
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         p.name

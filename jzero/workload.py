@@ -6,6 +6,8 @@ from typing import Any
 
 import optax
 
+from jzero.calls import check_call
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -18,6 +20,9 @@ class Workload:
       tx: an Optax transformation; None for `optax.adamw`.
       config: a jzero configuration; None for bf16, clipping 1.0, accumulation 1.
       sample: an input for a Linen module.
+
+    Raises:
+      JzeroError: a loss_fn or a batch that cannot be called so.
     """
 
     init: Any
@@ -26,3 +31,7 @@ class Workload:
     tx: optax.GradientTransformation | None = None
     config: Any = None
     sample: Any = None
+
+    def __post_init__(self):
+        check_call(self.loss_fn, "loss_fn", "model", "batch", "rng")
+        check_call(self.batch, "batch", "rows")

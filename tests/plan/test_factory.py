@@ -8,7 +8,11 @@ import jzero
 from jzero.errors import JzeroError
 from jzero.factory import load
 
-GOOD = "import jzero\ndef make():\n    return jzero.Workload(None, None, None)\n"
+GOOD = """
+import jzero
+def make():
+    return jzero.Workload(None, lambda model, batch, rng: 0.0, lambda rows: {})
+"""
 
 
 @pytest.fixture
@@ -31,8 +35,8 @@ def test_a_factory(file):
 
 def test_modules_beside_the_file_are_found(file):
     file("value = 3\n", "beside_it.py")
-    path = file(f"import beside_it\n{GOOD.replace('None)', 'beside_it.value)')}")
-    assert load(f"{path}:make").batch == 3
+    path = file(f"import beside_it\n{GOOD.replace('None', 'beside_it.value')}")
+    assert load(f"{path}:make").init == 3
 
 
 def test_a_name_that_is_taken_does_not_matter(file):
@@ -58,6 +62,12 @@ OTHERS = "def other():\n    pass\ndef _hidden():\n    pass\nclass Kind:\n    pas
         ("x = 1\n", "make", "has no 'make'; there are no factories in it"),
         (OTHERS, "x", "x is an int, not a factory; factories there: other"),
         ("def make(size, *rest, n=1):\n    pass\n", "make", "needs arguments (size)"),
+        (
+            "from flax import nnx\nclass Net(nnx.Module):\n    def __init__(self, rngs): pass\n",
+            "Net",
+            "Net needs arguments (rngs)",
+        ),
+        (GOOD.replace("lambda rows: {}", "{}"), "make", "batch is {}; give a function batch(rows)"),
         ("def make():\n    return None\n", "make", "make() returned None; a factory returns a"),
         ("def make():\n    return {}\n", "make", "make() returned a dict"),
         ("def make():\n    raise KeyError('a\\nb')\n", "make", "make() raised KeyError: "),
