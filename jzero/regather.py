@@ -7,23 +7,26 @@ keeps every result but gathered weights: in a scan layer by layer, unrolled laye
 """
 
 import math
-import operator
 from typing import Any
 
 import jax
 from jax.extend import core
 
+from jzero.complex_pairs import makes_complex
 from jzero.jaxpr_flow import REMAT
 from jzero.reads import CHEAP, gathers
+from jzero.renaming import inside
 
-# Differentiated by rules that do not see the jaxpr, or of axes of its own.
-_OWN_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "shard_map"})
 _REDONE = CHEAP | {"optimization_barrier"}  # of a weight they would keep a whole copy
 
 
-def keep_all_but_gathered(primitive, *_, **params) -> bool:
-    """A `jax.checkpoint` policy: every result is kept, except gathered weights and their views."""
-    return primitive.name not in _REDONE and not gathers(primitive, params)
+def keep_all_but_gathered(primitive, *avals, **params) -> bool:
+    """A `jax.checkpoint` policy: every result is kept, except gathered weights and their views.
+
+    Complex numbers are kept in parts: see `jzero.complex_pairs`.
+    """
+    again = primitive.name in _REDONE or makes_complex(primitive, avals)
+    return not again and not gathers(primitive, params)
 
 
 def mostly_uncovered(closed: core.ClosedJaxpr) -> bool:
@@ -48,32 +51,14 @@ def _covered(jaxpr: core.Jaxpr) -> core.Jaxpr:
 
 
 def _cover(eqn: Any) -> Any:
-    name = eqn.primitive.name
-    if name in _OWN_RULES:
+    eqn = inside(eqn, _covered)
+    if eqn.primitive.name != "scan":
         return eqn
-    params = {key: _inside(value) for key, value in eqn.params.items()}
-    if name == "scan":
-        body = params["jaxpr"]
-        if _gathered(body.jaxpr)[0]:
-            run = jax.checkpoint(
-                core.jaxpr_as_fun(body), policy=keep_all_but_gathered, prevent_cse=False
-            )
-            params["jaxpr"] = jax.make_jaxpr(run)(*body.in_avals)
-    changed = any(params[key] is not eqn.params[key] for key in params)
-    return eqn.replace(params=params) if changed else eqn
-
-
-def _inside(value: Any) -> Any:
-    """A parameter of an equation: a jaxpr, closed or not, a tuple of them, or anything else."""
-    if isinstance(value, core.Jaxpr):
-        return _covered(value)
-    if isinstance(value, core.ClosedJaxpr):
-        inner = _covered(value.jaxpr)
-        return value if inner is value.jaxpr else core.ClosedJaxpr(inner, value.consts)
-    if isinstance(value, tuple) and any(isinstance(x, core.ClosedJaxpr) for x in value):
-        inside = tuple(map(_inside, value))
-        return value if all(map(operator.is_, inside, value)) else inside
-    return value
+    body = eqn.params["jaxpr"]
+    if not _gathered(body.jaxpr)[0]:
+        return eqn
+    run = jax.checkpoint(core.jaxpr_as_fun(body), policy=keep_all_but_gathered, prevent_cse=False)
+    return eqn.replace(params=eqn.params | {"jaxpr": jax.make_jaxpr(run)(*body.in_avals)})
 
 
 def _gathered(jaxpr: core.Jaxpr) -> tuple[int, int]:

@@ -1,6 +1,7 @@
-"""Variables of a jaxpr that others stand for, while it is rewritten."""
+"""Equations of a jaxpr with others in them, while it is rewritten: variables, and jaxprs inside."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax.extend import core
@@ -14,3 +15,34 @@ def renamed(eqn: Any, names: Mapping[Any, Any]) -> Any:
 def stand_in(v: Any, names: Mapping[Any, Any]) -> Any:
     """What stands for an operand: itself if nothing else does."""
     return v if isinstance(v, core.Literal) else names.get(v, v)
+
+
+# Differentiated by rules that do not see the jaxpr, or of axes of its own.
+_OWN_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "shard_map"})
+
+
+def inside(eqn: Any, change: Callable[[core.Jaxpr], core.Jaxpr]) -> Any:
+    """An equation whose calls, branches and loops run changed jaxprs.
+
+    Arguments:
+      eqn: the equation; itself is returned where nothing changes, since JAX caches by a jaxpr's
+        identity.
+      change: jaxpr -> one with the same inputs and outputs, or the same one.
+    """
+
+    def of(value: Any) -> Any:
+        if isinstance(value, core.Jaxpr):
+            return change(value)
+        if isinstance(value, core.ClosedJaxpr):
+            new = change(value.jaxpr)
+            return value if new is value.jaxpr else core.ClosedJaxpr(new, value.consts)
+        if isinstance(value, tuple) and any(isinstance(x, core.ClosedJaxpr) for x in value):
+            new = tuple(map(of, value))
+            return value if all(map(operator.is_, new, value)) else new
+        return value
+
+    if eqn.primitive.name in _OWN_RULES:
+        return eqn
+    params = {key: of(value) for key, value in eqn.params.items()}
+    changed = any(params[key] is not eqn.params[key] for key in params)
+    return eqn.replace(params=params) if changed else eqn

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jzero.complex_pairs import in_pairs
 from jzero.in_turn import Prefetch, in_turn
 from jzero.read_once import read_once
 from jzero.regather import keep_all_but_gathered, mostly_uncovered, scan_bodies_covered
@@ -24,6 +25,7 @@ def rewritten(loss: Callable[..., Any], prefetch: Prefetch, regather: bool) -> C
         jaxpr, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
         jaxpr = read_once(jaxpr)
         if regather:
+            jaxpr = core.ClosedJaxpr(in_pairs(jaxpr.jaxpr), jaxpr.consts)
             jaxpr = scan_bodies_covered(jaxpr)
         run = core.jaxpr_as_fun(in_turn(jaxpr, prefetch))
         if regather and mostly_uncovered(jaxpr):
