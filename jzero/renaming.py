@@ -17,8 +17,8 @@ def stand_in(v: Any, names: Mapping[Any, Any]) -> Any:
     return v if isinstance(v, core.Literal) else names.get(v, v)
 
 
-# Differentiated by rules that do not see the jaxpr, or of axes of its own.
-_OWN_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "shard_map"})
+# Differentiated by rules that do not see the jaxpr or need several to agree, or of axes of its own.
+_OWN_RULES = frozenset({"custom_jvp_call", "custom_linear_solve", "custom_vjp_call", "shard_map"})
 
 
 def inside(eqn: Any, change: Callable[[core.Jaxpr], core.Jaxpr]) -> Any:
