@@ -122,7 +122,7 @@ def _is_factory(module: ModuleType, name: str, value: Any) -> bool:
 
 
 def _required(factory: Callable[..., Any]) -> list[str]:
-    signature = signature_of(factory)
+    signature = signature_of(factory, follow_wrapped=False)
     parameters = signature.parameters.values() if signature else ()
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [

@@ -9,7 +9,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from jax import lax
 
-from jzero.calls import check_call, signature_of
+from jzero.calls import explained, signature_of
 from jzero.errors import JzeroError
 from jzero.models import linen, plain
 from jzero.models import nnx as nnx_models
@@ -48,15 +48,9 @@ def describe(model: Any, seed: int, sample: Any = None) -> Model:
         make: Any = model
         signature = signature_of(make)
         if signature and "rngs" in signature.parameters:
-            check_call(make, "init", keywords=("rngs",), advice=_GIVE_THE_REST)
+            make = explained(make, "init", "rngs=", advice=_GIVE_THE_REST)
             return nnx_models.from_constructor(make, seed)
-        if isinstance(make, type) and issubclass(make, nnx.Module | nn.Module):
-            raise JzeroError(
-                f"init is the class {make.__name__}; construct it: a Linen module is given as an "
-                f"instance with sample=, an nnx.Module as lambda rngs: {make.__name__}(...)"
-            )
-        check_call(make, "init", "key", advice=_GIVE_RNGS)
-        return plain.from_function(make)
+        return plain.from_function(explained(make, "init", "key", advice=_GIVE_RNGS))
     leaves = jax.tree.leaves(model)
     if not leaves or not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):
         raise JzeroError(

@@ -93,7 +93,7 @@ def test_what_is_not_a_model_is_refused():
         JzeroError, match=r"as init\(rngs=\), and takes .{,80}\.\.\.\): .* 'in_features'"
     ):
         zero.init(nnx.Linear, optax.sgd(1.0))
-    with pytest.raises(JzeroError, match="init is the class Dense; construct it"):
+    with pytest.raises(JzeroError, match="init returned a Dense at the root; return a pytree"):
         zero.init(nn.Dense, optax.sgd(1.0))
     with pytest.raises(JzeroError, match="init returned a Dense at layers/0; return a pytree"):
         zero.init(lambda key: {"layers": [nn.Dense(2)]}, optax.sgd(1.0))
@@ -108,6 +108,23 @@ def test_a_partial_of_a_constructor_is_a_constructor():
     params = zero.params(zero.init(functools.partial(nnx.Linear, 4, 8), optax.sgd(1.0), seed=3))
     want = nnx.Linear(4, 8, rngs=nnx.Rngs(jax.random.key(3)))
     assert_close(params, nnx.to_pure_dict(nnx.state(want, nnx.Param)), 1e-7)
+
+
+def test_a_decorator_may_supply_what_the_function_inside_takes():
+    def supplied(fn):
+        return functools.wraps(fn)(lambda *args: fn(4, *args))
+
+    @supplied
+    def init(width, key):
+        return {"w": jnp.ones((width, 2))}
+
+    @supplied
+    def loss(scale, params, batch, rng):
+        return scale * jnp.mean(batch @ jzero.gather(params["w"]))
+
+    zero = jzero.Zero(stage=3)
+    state = zero.init(init, optax.sgd(1.0))
+    assert float(zero.train_step(loss)(state, np.ones((8, 4), np.float32))[1]["loss"]) == 16
 
 
 # Out again.
