@@ -12,6 +12,7 @@ from flax import nnx
 from models import assert_close, numpy
 
 import jzero
+from jzero.paths import flatten
 
 X = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32) * np.arange(1, 7) + 3
 BATCH = {"x": X, "y": np.sign(X[:, :1])}
@@ -213,6 +214,33 @@ def test_dropout_differs_everywhere_and_repeats_with_the_seed(kind):
 @pytest.mark.parametrize("kind", ["nnx", "argument", "linen"])
 def test_the_stage_does_not_change_the_draws(kind):
     assert np.array_equal(masks(kind, steps=1, stage=1), masks(kind, steps=1))
+
+
+class LinenLayer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.Dropout(0.5, deterministic=self.is_initializing())(nn.Dense(8)(x)), None
+
+
+class LinenScanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        rngs = {"params": True, "dropout": True}
+        scan = nn.scan(LinenLayer, variable_axes={"params": 0}, split_rngs=rngs, length=3)
+        return scan()(x, None)[0]
+
+
+def test_the_stage_does_not_change_the_draws_of_scanned_layers():
+    def train(stage):
+        zero = jzero.Zero(stage=stage)
+        state = zero.init(LinenScanned(), optax.sgd(0.1), sample=jnp.ones((1, 8)))
+        step = zero.train_step(lambda model, x, rng: jnp.mean(model(x, rngs={"dropout": rng}) ** 2))
+        state, metrics = step(state, np.ones((8, 8), np.float32))
+        return {"loss": metrics["loss"], **flatten(zero.params(state))}
+
+    want, found = train(2), train(3)
+    for path, x in want.items():
+        np.testing.assert_allclose(found[path], x, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
 def test_counts_advance_and_keys_stay():
