@@ -22,6 +22,7 @@ from jzero.errors import JzeroError
 from jzero.explain import explain
 from jzero.explanation import Explanation
 from jzero.layout import is_leaf
+from jzero.logs import in_first_process, set_logging
 from jzero.mesh import make_zero_mesh
 from jzero.models import describe
 from jzero.monitor import Monitor
@@ -83,9 +84,9 @@ class Zero:
         self.batch = self.config.resolve_batch(self.mesh.data_size, sizes)
         self._setup: Setup | None = None
         self._made_whole: dict[str, str] = {}  # by their initialisers, for explain()
-        _set_logging(self.config)
+        set_logging(self.config)
         if not isinstance(mesh, AbstractMesh) and jax.process_count() > 1:
-            log.addFilter(_in_first_process)
+            log.addFilter(in_first_process)
         for line in self.config.notices:
             log.warning(line)
 
@@ -337,17 +338,3 @@ class Zero:
 @functools.cache
 def _unpadding(leaf: Leaf, sharding: NamedSharding):
     return jax.jit(lambda x: unpad(leaf, x), out_shardings=sharding)
-
-
-def _in_first_process(record: logging.LogRecord) -> bool:
-    return jax.process_index() == 0
-
-
-def _set_logging(config: configs.Config) -> None:
-    """Shows what the configuration asks to be printed, where the program shows no logs itself."""
-    if config.log_level is not None:
-        log.setLevel(config.log_level.upper())
-    elif config.steps_per_print or config.dump_state:
-        log.setLevel(logging.INFO)
-    if not log.hasHandlers() and log.isEnabledFor(logging.INFO):
-        log.addHandler(logging.StreamHandler())

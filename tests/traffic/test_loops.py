@@ -1,4 +1,4 @@
-"""However a model writes its loop: what it gathers in a layer is freed behind it."""
+"""Ways to write a loop over layers: what is gathered in a layer is freed behind it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax import lax
-from jax.lax import scan  # a name of its own, before jzero can change anything
+from jax.lax import scan  # a name of its own, as many models have
 from steps import build_mesh, compiled
 
 import jzero
